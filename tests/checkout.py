@@ -1,11 +1,25 @@
-"""A copy of the project as a user checks it out, for tests that build or install the package."""
+"""The files of this checkout: their syntax trees, and a copy of the project as a user checks it out."""
 
+import ast
 import shutil
+from functools import cache
 from pathlib import Path
 
+from foundation.packages import PACKAGES
+
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("foundation", "search_spaces", "distill", "supernet", "nas")
 FILES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "train_final.py")
+
+
+def sources(*places: str) -> list[Path]:
+    """The Python files in these folders of the checkout; a place can also be a file."""
+    return [file for place in places for file in (sorted((ROOT / place).rglob("*.py")) or [ROOT / place])]
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    """The syntax tree of a file. Tests share it, so they must not change it."""
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def copy_to(folder: Path) -> Path:

@@ -4,13 +4,9 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
+from tests.checkout import PACKAGES, sources, tree
 
-from tests.checkout import PACKAGES, ROOT
-
-FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -45,13 +41,12 @@ def parameters(node: Definition) -> set[str]:
     return {argument.arg for argument in (*named, arguments.vararg, arguments.kwarg) if argument is not None}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_documented_parameters_exist(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree) or path.name == "__main__.py"
-    for node in definitions(tree):
-        unknown = documented(ast.get_docstring(node) or "") - parameters(node)
-        assert not unknown, f"{node.name}, line {node.lineno}: its docstring explains {', '.join(sorted(unknown))}"
+def test_documented_parameters_exist() -> None:
+    for path in sources(*PACKAGES):
+        assert ast.get_docstring(tree(path)) or path.name == "__main__.py", path
+        for node in definitions(tree(path)):
+            unknown = documented(ast.get_docstring(node) or "") - parameters(node)
+            assert not unknown, f"{path}: the docstring of {node.name} explains {', '.join(sorted(unknown))}"
 
 
 def test_the_check_itself() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import networkx
 import pytest
 
-PROJECT = Path(__file__).parents[1]
-PACKAGES = ("foundation", "search_spaces", "distill", "supernet", "nas")
+from tests.checkout import PACKAGES, ROOT, sources, tree
+
 # Modules that are on another floor than the rest of their package, which therefore count as rooms of their own.
 APART = {
     "supernet.experts.channels",
@@ -20,12 +20,9 @@ APART = {
 
 
 def modules() -> dict[str, Path]:
-    """The file of every module of the packages and of `train_final`, by its name."""
-    files = [path for package in PACKAGES for path in (PROJECT / package).rglob("*.py")]
-    names = {
-        ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__"): path for path in files
-    }
-    return names | {"train_final": PROJECT / "train_final.py"}
+    """The file of every module of the packages, of the benchmarks and of `train_final`, by its name."""
+    files = sources(*PACKAGES, "benchmarks", "train_final.py")
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
 
 def imported(name: str, node: ast.AST, known: set[str]) -> Iterator[str]:
@@ -47,9 +44,9 @@ def named(name: str, node: ast.Import | ast.ImportFrom, known: set[str]) -> set[
     return known & {submodule if submodule in known else source for submodule in submodules}
 
 
-def imported_by_name(tree: ast.Module, known: set[str]) -> set[str]:
+def imported_by_name(module: ast.Module, known: set[str]) -> set[str]:
     """The known modules whose names are strings in a module that imports modules by their names."""
-    nodes = list(ast.walk(tree))
+    nodes = list(ast.walk(module))
     if not any(isinstance(node, ast.alias) and node.name in ("importlib", "import_module") for node in nodes):
         return set()
     return {str(node.value) for node in nodes if isinstance(node, ast.Constant)} & known
@@ -61,8 +58,7 @@ def graph() -> networkx.DiGraph:
     result = networkx.DiGraph()
     result.add_nodes_from(files)
     for name, path in files.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        others = {*imported(name, tree, set(files)), *imported_by_name(tree, set(files))}
+        others = {*imported(name, tree(path), set(files)), *imported_by_name(tree(path), set(files))}
         result.add_edges_from((name, other) for other in others)
     assert len(result) > 80 and result.number_of_edges() > 200
     return result
@@ -70,7 +66,7 @@ def graph() -> networkx.DiGraph:
 
 def test_every_folder_is_a_package() -> None:
     """A wheel would lack one without `__init__.py`, which a checkout imports all the same."""
-    files = {path for package in PACKAGES for path in (PROJECT / package).rglob("*.py")}
+    files = set(sources(*PACKAGES))
     assert {path.parent / "__init__.py" for path in files} <= files
 
 
@@ -92,45 +88,34 @@ def test_no_room_imports_itself_through_others(graph: networkx.DiGraph) -> None:
     assert circles == []
 
 
+# The packages, and the rooms of distill, from the lowest to the highest: each imports itself and what is below it.
+FLOORS = (
+    "foundation",
+    "search_spaces",
+    "distill.encoders",
+    "distill.tasks",
+    "distill.cpu",
+    "distill.objectives",
+    "distill.training",
+    "distill",
+    "supernet",
+    "nas",
+    "train_final",
+)
+
+
+def inside(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
 @pytest.mark.parametrize(
     ("importer", "allowed"),
     [
-        ("foundation", ("foundation",)),
-        ("search_spaces", ("foundation", "search_spaces")),
-        ("distill", ("foundation", "search_spaces", "distill")),
-        ("supernet", ("foundation", "search_spaces", "distill", "supernet")),
-        ("nas", PACKAGES),
-        # The rooms of distill, from the lowest to the highest.
+        *((floor, FLOORS[: place + 1]) for place, floor in enumerate(FLOORS)),
         ("distill.cpu", ("distill.cpu",)),
-        ("distill.encoders", ("foundation", "search_spaces", "distill.encoders")),
-        ("distill.tasks", ("foundation", "search_spaces", "distill.encoders", "distill.tasks")),
-        (
-            "distill.objectives",
-            ("foundation", "search_spaces", "distill.cpu", "distill.encoders", "distill.tasks", "distill.objectives"),
-        ),
-        (
-            "distill.training",
-            (
-                "foundation",
-                "search_spaces",
-                "distill.cpu",
-                "distill.encoders",
-                "distill.tasks",
-                "distill.objectives",
-                "distill.training",
-            ),
-        ),
         # What ships in a checkpoint has nothing but itself and its libraries.
         ("distill.encoders.student", ("distill.encoders.student",)),
     ],
 )
 def test_imports_go_one_way(graph: networkx.DiGraph, importer: str, allowed: tuple[str, ...]) -> None:
-    def inside(name: str, packages: tuple[str, ...]) -> bool:
-        return any(name == package or name.startswith(f"{package}.") for package in packages)
-
-    found = [(name, other) for name, other in graph.edges if inside(name, (importer,)) and not inside(other, allowed)]
-    assert found == []
-
-
-def test_no_package_imports_the_script(graph: networkx.DiGraph) -> None:
-    assert graph.in_degree("train_final") == 0
+    assert not [edge for edge in graph.edges if inside(edge[0], importer) and not inside(edge[1], *allowed)]

@@ -6,84 +6,57 @@ test that notices when it changes. A name that is used no more is removed. Tests
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.test_imports import PROJECT
+from tests.checkout import PACKAGES, ROOT, sources, tree
 
-SOURCES = ("foundation", "search_spaces", "distill", "supernet", "nas", "benchmarks", "train_final.py")
-
-# By library: the file, the names, and the tests that notice when they change (FOLDER, FILE or FILE::TEST).
-PRIVATE: dict[str, list[tuple[str, set[str], str]]] = {
-    "argparse": [("distill/cli.py", {"_ActionsContainer"}, "tests/distill/test_cli.py")],
-    "optuna": [
-        (
-            "nas/study/storage.py",
-            {
-                "optuna.storages._rdb",
-                "_get_prepared_new_trial",
-                "_get_trials",
-                "_storage",
-                "_study_id",
-            },
-            "tests/nas/study/test_storage.py",
-        ),
-        (
-            "nas/samplers/nsga2.py",
-            {"optuna.samplers.nsgaii._elite_population_selection_strategy"},
-            "tests/nas/samplers/test_samplers.py",
-        ),
-    ],
-    "ray": [
-        (
-            "nas/workers/cluster.py",
-            {"ray._private", "ray.air.execution._internal", "_actor_task_failed"},
-            "tests/nas/workers/test_cluster.py "
-            "tests/nas/workers/test_runner.py::test_a_candidate_without_memory_fails_at_once",
-        ),
-    ],
-    "torch": [
-        ("distill/objectives/base.py", {"_apply"}, "tests/distill/objectives/test_microbert.py"),
-        (
-            "distill/encoders/student/expert_linear.py",
-            {"_linear_pointwise"},
-            "tests/distill/encoders/student/test_expert_linear.py",
-        ),
-    ],
-    "transformers": [
-        ("distill/objectives/outputs.py", {"_attn_implementation"}, "tests/distill/objectives/test_outputs.py"),
-        ("distill/objectives/replacement.py", {"_attn_implementation"}, "tests/distill/objectives/test_replacement.py"),
-        ("distill/training/loop.py", {"_attn_implementation"}, "tests/distill/training/test_loop.py"),
-        ("nas/export/onnx.py", {"_attn_implementation"}, "tests/nas/export/test_onnx.py"),
-        (
-            "distill/encoders/student/attention.py",
-            {"_attn_implementation"},
-            "tests/distill/encoders/student/test_experts_in_model.py",
-        ),
-        (
-            "distill/encoders/student/modeling_nas_bert.py",
-            {"_init_weights"},
-            "tests/distill/encoders/student/test_modeling_nas_bert.py",
-        ),
-        (
-            "distill/encoders/student/student.py",
-            {"_init_weights"},
-            "tests/distill/encoders/student/test_modeling_nas_bert.py",
-        ),
-        ("supernet/one_shot.py", {"_attn_implementation"}, "tests/supernet/test_one_shot.py"),
-    ],
+# By file: the names, and the tests that notice when they change (FOLDER, FILE or FILE::TEST).
+ATTENTION, WEIGHTS = {"_attn_implementation"}, {"_init_weights"}
+PRIVATE: dict[str, tuple[set[str], str]] = {
+    # argparse
+    "distill/cli.py": ({"_ActionsContainer"}, "tests/distill/test_cli.py"),
+    # Optuna
+    "nas/study/storage.py": (
+        {"optuna.storages._rdb", "_get_prepared_new_trial", "_get_trials", "_storage", "_study_id"},
+        "tests/nas/study/test_storage.py",
+    ),
+    "nas/samplers/nsga2.py": (
+        {"optuna.samplers.nsgaii._elite_population_selection_strategy"},
+        "tests/nas/samplers/test_samplers.py",
+    ),
+    # Ray
+    "nas/workers/cluster.py": (
+        {"ray._private", "ray.air.execution._internal", "_actor_task_failed"},
+        "tests/nas/workers/test_cluster.py "
+        "tests/nas/workers/test_runner.py::test_a_candidate_without_memory_fails_at_once",
+    ),
+    # torch
+    "distill/objectives/base.py": ({"_apply"}, "tests/distill/objectives/test_microbert.py"),
+    "distill/encoders/student/expert_linear.py": (
+        {"_linear_pointwise"},
+        "tests/distill/encoders/student/test_expert_linear.py",
+    ),
+    # transformers
+    "distill/objectives/outputs.py": (ATTENTION, "tests/distill/objectives/test_outputs.py"),
+    "distill/objectives/replacement.py": (ATTENTION, "tests/distill/objectives/test_replacement.py"),
+    "distill/training/loop.py": (ATTENTION, "tests/distill/training/test_loop.py"),
+    "nas/export/onnx.py": (ATTENTION, "tests/nas/export/test_onnx.py"),
+    "supernet/one_shot.py": (ATTENTION, "tests/supernet/test_one_shot.py"),
+    "distill/encoders/student/attention.py": (
+        ATTENTION,
+        "tests/distill/encoders/student/test_experts_in_model.py",
+    ),
+    "distill/encoders/student/modeling_nas_bert.py": (
+        WEIGHTS,
+        "tests/distill/encoders/student/test_modeling_nas_bert.py",
+    ),
+    "distill/encoders/student/student.py": (WEIGHTS, "tests/distill/encoders/student/test_modeling_nas_bert.py"),
 }
 
 
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_"
-
-
-def files() -> Iterator[Path]:
-    for source in SOURCES:
-        path = PROJECT / source
-        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
@@ -124,29 +97,20 @@ def foreign(tree: ast.AST, own: set[str]) -> Iterator[str]:
                 yield name.value
 
 
-def used() -> dict[str, set[str]]:
-    """The private names of other libraries that the project uses, by file."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files()}
-    own = {name for tree in trees.values() for name in defined(tree) if is_private(name)}
-    found = {str(path.relative_to(PROJECT)): set(foreign(tree, own)) for path, tree in trees.items()}
-    return {file: names for file, names in found.items() if names}
-
-
 def test_no_others_are_used() -> None:
-    listed: dict[str, set[str]] = {}
-    for uses in PRIVATE.values():
-        for file, names, _ in uses:
-            listed.setdefault(file, set()).update(names)
-    assert used() == listed
+    files = sources(*PACKAGES, "benchmarks", "train_final.py")
+    own = {name for file in files for name in defined(tree(file)) if is_private(name)}
+    used = {file.relative_to(ROOT).as_posix(): set(foreign(tree(file), own)) for file in files}
+    listed = {file: names for file, (names, _) in PRIVATE.items()}
+    assert {file: names for file, names in used.items() if names} == listed
 
 
 def test_the_tests_that_notice_are_there() -> None:
-    for uses in PRIVATE.values():
-        for _, _, noticed in uses:
-            for one in noticed.split():
-                path, _, test = one.partition("::")
-                assert (PROJECT / path).exists(), one
-                assert not test or f"def {test}(" in (PROJECT / path).read_text(encoding="utf-8"), one
+    for _, noticed in PRIVATE.values():
+        for one in noticed.split():
+            path, _, test = one.partition("::")
+            assert (ROOT / path).exists(), one
+            assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), one
 
 
 @pytest.mark.parametrize(

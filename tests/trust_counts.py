@@ -2,8 +2,7 @@
 
     pytest -m trust --full --junitxml trust.xml
 
-runs every test with its full number of cases, and `--cases N` with as many as that; the report has their counts as the
-properties of each test.
+runs every test with its full number of cases; the report has their counts as the properties of each test.
 """
 
 from collections import Counter
@@ -25,16 +24,11 @@ class Cases(Counter[str]):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("trust", "tests that count what the program survives (-m trust)")
-    group.addoption("--full", action="store_true", help="run each test's full number of cases, not a sample")
-    group.addoption("--cases", type=int, metavar="N", help="run N cases of each test, not its sample or full number")
+    parser.addoption("--full", action="store_true", help="run the full number of cases of each test marked trust")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "trust: counts what the program survives; --full runs more than a sample")
-    chosen: int | None = config.getoption("--cases")
-    if chosen is not None and (chosen < 1 or config.getoption("--full")):
-        raise pytest.UsageError(f"--cases {chosen}: must be at least 1, and cannot be combined with --full")
 
 
 @pytest.fixture
@@ -43,9 +37,8 @@ def cases(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cases]]:
     begun: list[Cases] = []
 
     def begin(*, sample: int, full: int) -> Cases:
-        chosen: int | None = request.config.getoption("--cases")
-        begun.append(Cases(chosen or (full if request.config.getoption("--full") else sample)))
+        begun.append(Cases(full if request.config.getoption("--full") else sample))
         return begun[-1]
 
     yield begin
-    request.node.user_properties.extend(sorted(begun[-1].items()) if begun else ())
+    request.node.user_properties += [pair for counts in begun for pair in sorted(counts.items())]

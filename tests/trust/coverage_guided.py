@@ -17,16 +17,19 @@ from pathlib import Path
 
 import atheris
 
+from foundation.errors import UserError
+
 with atheris.instrument_imports(include=["search_spaces", "distill.tasks", "nas.config", "tomllib"]):
-    from tests.trust.mutations import MEMORY, PATIENCE, PIECES, peak
-    from tests.trust.test_hostile_files import PARSERS, examples, outcome
+    from tests.trust.mutations import MEMORY, PATIENCE, PIECES, assert_one_line, peak
+    from tests.trust.test_hostile_files import PARSERS, examples, refusal_place
 
 # The longest input, in bytes.
 LONGEST = 20_000
 
 
 def main(name: str, folder: Path, runs: int) -> None:
-    corpus, path, counts = folder / "corpus", folder / f"given.{PARSERS[name][1]}", Counter[str]()
+    parse, ending, _ = PARSERS[name]
+    corpus, path, counts = folder / "corpus", folder / f"given.{ending}", Counter[str]()
     corpus.mkdir()
     for number, content in enumerate(examples(name)):
         (corpus / f"given-{number}").write_bytes(content)
@@ -34,9 +37,14 @@ def main(name: str, folder: Path, runs: int) -> None:
     quoted = ("".join(f"\\x{byte:02x}" for byte in word) for word in words)
     (folder / "dictionary").write_text("".join(f'"{word}"\n' for word in quoted))
 
-    def case(content: bytes) -> None:
+    def run(content: bytes) -> None:
         path.write_bytes(content)
-        counts[outcome(name, path)] += 1
+        try:
+            parse(path)
+            counts["read"] += 1
+        except UserError as error:
+            assert_one_line(error, refusal_place(name, path))
+            counts["refused"] += 1
         if counts.total() == runs:
             (folder / "counts.json").write_text(json.dumps(counts))
             # libFuzzer would call C's exit() with the interpreter's lock, for which a thread of pyarrow may be waiting.
@@ -46,7 +54,7 @@ def main(name: str, folder: Path, runs: int) -> None:
     memory = (peak() + MEMORY) // 2**20
     limits = [f"-max_len={LONGEST}", f"-timeout={PATIENCE}", f"-rss_limit_mb={memory}"]
     files = [f"-dict={folder / 'dictionary'}", f"-artifact_prefix={folder}/", str(corpus)]
-    atheris.Setup([sys.argv[0], f"-runs={runs}", "-seed=1", *limits, *files], case)
+    atheris.Setup([sys.argv[0], f"-runs={runs}", "-seed=1", *limits, *files], run)
     atheris.Fuzz()
 
 

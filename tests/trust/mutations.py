@@ -1,4 +1,6 @@
-"""Damage for files and folders, drawn at random, limits on what reading them may take, and what a refusal must be."""
+"""Damage for files and folders, drawn at random, and how a case may end: well, or with a refusal of one line, within
+limits on what reading may take.
+"""
 
 import contextlib
 import json
@@ -13,6 +15,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from foundation.errors import UserError
+from tests.trust_counts import Cases
 
 # What mutations insert: numbers at the edges, the syntax of the formats, and text that decoders stumble over.
 PIECES = [
@@ -88,10 +93,45 @@ def assert_one_line(error: BaseException, place: Path | None = None) -> None:
     assert place is None or str(place) in shown, shown
 
 
-def damage(rng: random.Random, folder: Path, names: Sequence[str] | None = None) -> str:
-    """Damage one file of the folder, one of `names` or any; returns what was done."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and (not names or path.name in names))
-    file = rng.choice(files)
+@contextlib.contextmanager
+def case(
+    counts: Cases,
+    what: str,
+    place: Path | None = None,
+    *,
+    well: str = "read",
+    refusal: type[Exception] = UserError,
+) -> Iterator[None]:
+    """Count how a case ends: well, or by a refusal of one line, which names the place if one is given.
+
+    Any other end, and one that takes too long or too much memory, fails the test, which then says what the case was.
+    """
+    try:
+        with bounded():
+            yield
+        counts[well] += 1
+    except refusal as error:
+        assert_one_line(error, place)
+        counts["refused"] += 1
+    except (Exception, SystemExit) as error:
+        raise AssertionError(what[:3000]) from error
+
+
+def damaged(counts: Cases, seed: int | str, whole: Path, copy: Path, within: str = ".") -> Iterator[str]:
+    """Make as many copies of a folder as cases are wanted, each with one damaged file; yields what was done to it.
+
+    Args:
+        within: the folder of the copy in which a file is damaged.
+    """
+    rng = random.Random(seed)
+    for number in range(counts.wanted):
+        fresh(whole, copy)
+        yield f"case {number}: {damage(rng, copy / within)}"
+
+
+def damage(rng: random.Random, folder: Path) -> str:
+    """Damage one file of the folder; returns what was done."""
+    file = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     kinds = [spoil, spoil, flip, cut, replace_by_something_else]
     kinds += {".json": [strange_value] * 4, ".safetensors": [other_tensors] * 4}.get(file.suffix, [])
     kind = rng.choice(kinds)

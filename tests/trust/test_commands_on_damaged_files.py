@@ -1,7 +1,6 @@
 """End-to-end runs of commands with one damaged file in the checkpoint or the data."""
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,12 +8,13 @@ import pytest
 from transformers.utils import logging as transformers_logging
 
 from distill.__main__ import main as distill
+from foundation.errors import UserError
 from nas.final.command import main as train_final
 from supernet.experts.command import main as experts
 from supernet.prune import main as prune
 from tests.tiny import bert
 from tests.trust.checkpoints import save_tokenizer
-from tests.trust.mutations import bounded, damage, fresh
+from tests.trust.mutations import case, damaged
 from tests.trust_counts import Cases
 
 ROWS = ["--task", "cola", "--data", "rows", "--device", "cpu"]
@@ -65,26 +65,16 @@ def test_damaged_files(
 ) -> None:
     """A damaged file of checkpoint or rows: the command succeeds, or refuses it in one line and leaves no model."""
     counts = cases(sample=10, full=1_000)
-    run, case = COMMANDS[name], tmp_path / "case"
-    rng = random.Random(name)
-    for number in range(-1, counts.wanted):
-        fresh(whole, case)
-        damage_done = damage(rng, case) if number >= 0 else "nothing"
+    run, copy = COMMANDS[name], tmp_path / "copy"
+    for done in damaged(counts, name, whole, copy):
         capsys.readouterr()
-        try:
-            with bounded(), contextlib.chdir(case):
-                status = run()
-            error = capsys.readouterr().err
+        with case(counts, done, well="done"), contextlib.chdir(copy):
+            status, said = run(), capsys.readouterr().err
             if status == 0:
-                assert error == ""
-                assert name == "train_final --evaluate" or (case / "out" / "model.safetensors").exists()
+                assert said == ""
+                assert name == "train_final --evaluate" or (copy / "out" / "model.safetensors").exists()
             else:
-                assert status == 2 and number >= 0, error
-                assert error.startswith(f"{name.split()[0]}") and error.count("\n") == 1 and len(error) < 3000, error
-                left = {path.name for path in (case / "out").rglob("*")} if (case / "out").exists() else set()
-                assert left <= {"options.json"}
-        except (Exception, SystemExit) as error:
-            raise AssertionError(f"case {number}: {damage_done}") from error
-        if number >= 0:
-            counts["done" if status == 0 else "refused"] += 1
+                assert status == 2 and said.startswith(name.split()[0])
+                assert {path.name for path in copy.glob("out/**/*")} <= {"options.json"}
+                raise UserError(said.removesuffix("\n"))
     assert counts["done"] and counts["refused"]

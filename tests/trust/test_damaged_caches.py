@@ -13,14 +13,13 @@ from transformers import BertConfig
 import nas.latency.steps
 from distill.tasks.corpora import load_corpus, save_corpus
 from distill.training.checkpoint import Checkpoint
-from foundation.errors import UserError
 from foundation.files import SUMS_PREFIX
 from nas.latency.table import LatencyTable, TooBusy, latency_table
 from nas.preparation.prepare import prepare
 from search_spaces import Architecture
 from tests.nas.tiny_study import TinyStudy, corpus
 from tests.tiny import BASE, SIZES
-from tests.trust.mutations import assert_one_line, bounded, damage, fresh
+from tests.trust.mutations import case, damage, damaged, fresh
 from tests.trust_counts import Cases
 
 
@@ -42,17 +41,10 @@ def test_damaged_entries(
     for number in range(counts.wanted):
         fresh(whole, cache)
         # A damaged text is collected anew, which takes long; see `test_damaged_texts`.
-        damage_done = damage(rng, rng.choice(sorted(set(cache.iterdir()) - {cache / "corpora"})))
-        try:
-            with bounded():
-                prepare(tiny_study.config, "cpu")
+        done = damage(rng, rng.choice(sorted(set(cache.iterdir()) - {cache / "corpora"})))
+        with case(counts, f"case {number}: {done}", cache, well="unchanged or made anew"):
+            prepare(tiny_study.config, "cpu")
             assert content(cache) == expected
-            counts["unchanged or made anew"] += 1
-        except UserError as error:
-            assert_one_line(error, cache)
-            counts["refused"] += 1
-        except Exception as error:
-            raise AssertionError(f"case {number}: {damage_done}") from error
     assert counts["refused"]
 
 
@@ -61,32 +53,21 @@ def test_damaged_latency_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     """A damaged latency table in the cache is refused, or read unchanged; one that is gone is measured anew."""
     counts = cases(sample=50, full=2_000)
     monkeypatch.setattr(nas.latency.steps, "STEP_ROUNDS", 5)
-    whole, case = tmp_path / "whole", tmp_path / "case"
+    whole, copy = tmp_path / "whole", tmp_path / "copy"
 
     def table(cache: Path) -> LatencyTable:
         return latency_table(
             Architecture.uniform(BASE), BertConfig(**SIZES), [12, 24, 48], batch=1, tokens=6, device="cpu", cache=cache
         )
 
-    expected, rng = table(whole), random.Random(3)
-    for number in range(counts.wanted):
-        fresh(whole, case)
-        damage_done = damage(rng, case)
-        file = next((case / "latencies").glob("[!.]*"), None)
-        gone = file is None or not file.exists()
-        try:
-            with bounded():
-                found = table(case)
-            assert (found == expected) != gone
-            counts["measured anew" if gone else "read"] += 1
-        except TooBusy:  # other work on this machine, at the moment of the measurement
-            assert gone
-            counts["not measured anew"] += 1
-        except UserError as error:
-            assert_one_line(error, case)
-            counts["refused"] += 1
-        except Exception as error:
-            raise AssertionError(f"case {number}: {damage_done}") from error
+    expected = table(whole)
+    for done in damaged(counts, 3, whole, copy):
+        gone = not any(path.exists() for path in (copy / "latencies").glob("[!.]*"))
+        with case(counts, done, copy, well="measured anew" if gone else "read"):
+            try:
+                assert (table(copy) == expected) != gone
+            except TooBusy:  # other work on this machine, at the moment of the measurement
+                assert gone
     assert counts["refused"]
 
 
@@ -94,21 +75,11 @@ def test_damaged_latency_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_damaged_texts(tmp_path: Path, cases: Callable[..., Cases]) -> None:
     """A damaged collection of text in the cache is refused."""
     counts = cases(sample=100, full=2_000)
-    whole, path, expected = tmp_path / "whole" / "text.jsonl", tmp_path / "case" / "text.jsonl", corpus()
+    whole, path, expected = tmp_path / "whole" / "text.jsonl", tmp_path / "copy" / "text.jsonl", corpus()
     save_corpus(expected, whole)
-    rng = random.Random(1)
-    for number in range(counts.wanted):
-        fresh(whole.parent, path.parent)
-        damage_done = damage(rng, path.parent)
-        try:
-            with bounded():
-                assert load_corpus(path) == expected
-            counts["read"] += 1
-        except ValueError as error:  # `embedded_corpus` then collects it anew
-            assert str(path) in str(error)
-            counts["refused"] += 1
-        except Exception as error:
-            raise AssertionError(f"case {number}: {damage_done}") from error
+    for done in damaged(counts, 1, whole.parent, path.parent):
+        with case(counts, done, path, refusal=ValueError):  # `embedded_corpus` then collects it anew
+            assert load_corpus(path) == expected
     assert counts["refused"]
 
 
@@ -116,31 +87,15 @@ def test_damaged_texts(tmp_path: Path, cases: Callable[..., Cases]) -> None:
 def test_damaged_states(tmp_path: Path, cases: Callable[..., Cases]) -> None:
     """The state of an interrupted training is resumed from as it was saved, or refused."""
     counts = cases(sample=100, full=2_000)
-    whole, path = tmp_path / "whole" / "state.pt", tmp_path / "case" / "state.pt"
-    torch.manual_seed(0)
-    Checkpoint(whole).save(parts(trained=True), [0.5, 0.25])
+    whole, path = tmp_path / "whole" / "state.pt", tmp_path / "copy" / "state.pt"
     expected = parts(trained=True)
-    rng = random.Random(2)
-    for number in range(counts.wanted):
-        fresh(whole.parent, path.parent)
-        damage_done = damage(rng, path.parent)
-        restored = parts()
-        try:
-            with bounded():
-                losses = Checkpoint(path).restore(restored)
-            if not path.exists():
-                assert losses == []
-                counts["begun anew"] += 1
-                continue
-            assert losses == [0.5, 0.25]
-            for name, part in restored.items():
+    Checkpoint(whole).save(expected, [0.5, 0.25])
+    for done in damaged(counts, 2, whole.parent, path.parent):
+        restored, gone = parts(), not path.exists()
+        with case(counts, done, path, well="begun anew" if gone else "read"):
+            assert Checkpoint(path).restore(restored) == ([] if gone else [0.5, 0.25])
+            for name, part in restored.items() if not gone else ():
                 torch.testing.assert_close(part.state_dict(), expected[name].state_dict(), rtol=0, atol=0)
-            counts["read"] += 1
-        except UserError as error:
-            assert_one_line(error, path)
-            counts["refused"] += 1
-        except Exception as error:
-            raise AssertionError(f"case {number}: {damage_done}") from error
     assert counts["refused"]
 
 

@@ -1,12 +1,12 @@
 """Damaged files in the folder of a study: every command that reads it refuses them in one line, or reads them."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from distill.cli import guard
+from foundation.errors import UserError
 from nas.__main__ import main as overview
 from nas.config.schema import StudyConfig
 from nas.inspect import main as inspect
@@ -15,7 +15,7 @@ from nas.planning.stages import start_of
 from nas.report.study import read
 from nas.study.folder import Folder
 from tests.nas.tiny_study import TinyStudy
-from tests.trust.mutations import bounded, damage, fresh
+from tests.trust.mutations import case, damaged, fresh
 from tests.trust_counts import Cases
 
 
@@ -28,7 +28,7 @@ def test_damaged_studies(
     cases: Callable[..., Cases],
 ) -> None:
     """A damaged file of a study: the commands that read it refuse it in one line, or succeed."""
-    counts = cases(sample=25, full=2_000)
+    counts = cases(sample=8, full=2_000)
     whole, out = tmp_path / "whole", tmp_path / "out"
     fresh(searched.parent, whole)
     study = out / searched.name
@@ -41,25 +41,17 @@ def test_damaged_studies(
         "nas.report": lambda: guard("nas.report", lambda: int(read(folder) is None)),
         "nas.search": lambda: guard("nas.search", lambda: int(begin(folder, config) is None)),
     }
-    rng = random.Random(0)
-    for number in range(counts.wanted):
-        fresh(whole, out)
-        damage_done = damage(rng, study)
+    for done in damaged(counts, 0, whole, out, within=searched.name):
         for name, command in commands.items():
-            status: object
             capsys.readouterr()
-            try:
-                with bounded():
-                    try:
-                        status = command()
-                    except SystemExit as error:
-                        status = error.code
-                assert status in (0, 2)
-                if status == 2:
-                    assert capsys.readouterr().err.count("\n") == 1
-                counts["refused" if status else "read"] += 1
-            except Exception as error:
-                raise AssertionError(f"case {number}, {name}: {damage_done}") from error
+            with case(counts, f"{done}, {name}"):
+                try:
+                    status = command()
+                except SystemExit as error:
+                    status = error.code
+                if status != 0:
+                    assert status == 2
+                    raise UserError(capsys.readouterr().err.removesuffix("\n"))
     assert counts["refused"] and counts["read"]
 
 

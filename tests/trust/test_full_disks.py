@@ -4,7 +4,7 @@ import contextlib
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,18 @@ def kilobytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) // 1024
 
 
+def fits(study: TinyStudy, command: Sequence[object], counts: Cases) -> bool:
+    """Whether a command has room for everything that it writes; otherwise it says so in one line."""
+    result = study.run(*command)
+    if result.returncode == 0:
+        assert result.stderr == ""
+        return True
+    (line,) = result.stderr.splitlines()
+    assert result.returncode == 2 and FULL_DISK_MESSAGE.search(line), line
+    counts["full disk"] += 1
+    return False
+
+
 @pytest.mark.slow
 @pytest.mark.trust
 @pytest.mark.parametrize("place", ["cache", "results"])
@@ -56,22 +68,16 @@ def test_a_search(
     with small_disk(tmp_path / place, needed) as enlarge:
         shutil.copytree(shared_study.cache / "corpora", study.cache / "corpora")
         corpora = kilobytes(study.cache) if place == "cache" else 0
-        for number in range(counts.wanted):
-            enlarge(corpora + (needed - corpora) * (number + 1) ** 3 // (counts.wanted + 1) ** 3)
-            result = study.run(*command, *resume)
-            if result.returncode == 0:
+        steps = counts.wanted + 1
+        sizes = (corpora + (needed - corpora) * number**3 // steps**3 for number in range(1, steps))
+        for size in (*sizes, 4 * needed + 2000):
+            enlarge(size)
+            if fits(study, [*command, *resume], counts):
                 break
-            counts["full disk"] += 1
-            (line,) = result.stderr.splitlines()
-            assert result.returncode == 2 and FULL_DISK_MESSAGE.search(line), line
             resume = ["--resume"] if (folder / "config.toml").exists() else []
             after = results(folder)
             assert after[: len(before)] == before
             before = after
-        enlarge(4 * needed + 2000)
-        resume = ["--resume"] if (folder / "config.toml").exists() else []
-        result = study.run(*command, *resume)
-        assert (result.returncode, result.stderr) == (0, "")
         assert results(folder) == results(searched)
         assert not list(tmp_path.rglob(f"{DRAFT_PREFIX}*"))
     assert counts["full disk"]
@@ -87,20 +93,12 @@ def test_a_final_training(tiny_study: TinyStudy, searched: Path, tmp_path: Path,
     out, needed = tmp_path / "disk" / "final", 3 * kilobytes(tmp_path / "whole")  # with states and drafts
     resume = list[str]()
     with small_disk(out.parent, 64) as enlarge:
-        for number in range(counts.wanted):
-            enlarge(64 + needed * number // counts.wanted)
-            result = tiny_study.run(*command, out, *resume)
-            if result.returncode == 0:
+        for size in (*(64 + needed * number // counts.wanted for number in range(counts.wanted)), 4 * needed + 2000):
+            enlarge(size)
+            if fits(tiny_study, [*command, out, *resume], counts):
                 break
-            counts["full disk"] += 1
-            assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
-            assert FULL_DISK_MESSAGE.search(result.stderr), result.stderr
             assert not (out / "metrics.json").exists()
             resume = ["--resume"] if (out / "state").exists() else []
-        else:
-            enlarge(4 * needed + 2000)
-            result = tiny_study.run(*command, out, *resume)
-        assert (result.returncode, result.stderr) == (0, "")
         assert not list(out.rglob(f"{DRAFT_PREFIX}*")) and not (out / "state").exists()
         for name in ("model.safetensors", "architecture.json", "config.json"):
             assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

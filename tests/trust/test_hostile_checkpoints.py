@@ -1,7 +1,6 @@
 """Damaged and hostile checkpoints: what commands load is refused in one line, or loaded as the files say."""
 
 import json
-import random
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -22,7 +21,7 @@ from search_spaces import Architecture, Experts
 from supernet.build import build
 from tests.tiny import BASE, bert
 from tests.trust.checkpoints import changed, save_tokenizer
-from tests.trust.mutations import assert_one_line, bounded, damage, fresh
+from tests.trust.mutations import bounded, case, damaged
 from tests.trust_counts import Cases
 
 IDS = torch.tensor([[2, 6, 7, 3]])
@@ -94,22 +93,11 @@ def test_damaged_checkpoints(
     """A damaged checkpoint is refused, or read as it was."""
     counts = cases(sample=25, full=3_000)
     load, whole = {"teacher": (as_teacher, teacher), "student": (as_student, student)}[kind]
-    rng = random.Random(kind)
-    load(whole)
-    with bounded():  # what the first load takes once is not what a case takes
-        load(whole)
-    for number in range(counts.wanted):
-        folder = fresh(whole, tmp_path / "case")
-        damage_done = damage(rng, folder)
-        try:
-            with bounded():
-                load(folder)
-            counts["read"] += 1
-        except UserError as error:
-            assert_one_line(error, folder)
-            counts["refused"] += 1
-        except (Exception, SystemExit) as error:
-            raise AssertionError(f"case {number}: {damage_done}") from error
+    load(whole)  # what the first load takes once is not what a case takes
+    folder = tmp_path / "copy"
+    for done in damaged(counts, kind, whole, folder):
+        with case(counts, done, folder):
+            load(folder)
     assert counts["refused"] and counts["read"]
 
 

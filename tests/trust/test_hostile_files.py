@@ -16,11 +16,10 @@ import pytest
 from pyarrow import parquet
 
 from distill.tasks.readers import conll, glue, squad, tables, texts
-from foundation.errors import UserError
 from nas.config.load import load_config
 from search_spaces import PUBLISHED, Architecture, FFNGraph
 from search_spaces.layer import Experts
-from tests.trust.mutations import WEIRD, assert_one_line, mutated, places, replaced
+from tests.trust.mutations import WEIRD, case, mutated, places, replaced
 from tests.trust_counts import Cases
 
 
@@ -147,24 +146,16 @@ def examples(name: str) -> list[bytes]:
     return [file if isinstance(file, bytes) else file.encode() for file in PARSERS[name][2]]
 
 
-def outcome(name: str, path: Path) -> str:
-    """How a parser ends on a file: "read", or "refused" by an error of one line that names the file (but for graphs,
-    which are given as text).
-    """
-    parse, _, _ = PARSERS[name]
-    try:
-        parse(path)
-    except UserError as error:
-        assert_one_line(error, None if name == "graphs" else path)
-        return "refused"
-    return "read"
+def refusal_place(name: str, path: Path) -> Path | None:
+    """What a refusal names: the file, but for graphs, which are given as text."""
+    return None if name == "graphs" else path
 
 
 @pytest.mark.trust
 @pytest.mark.parametrize("name", PARSERS)
 def test_mutated_files(name: str, tmp_path: Path, cases: Callable[..., Cases]) -> None:
     """Mutated files are refused in one line, or read."""
-    given, ending = examples(name), PARSERS[name][1]
+    given, (parse, ending, _) = examples(name), PARSERS[name]
     counts = cases(sample=300, full=100_000)
     logging.disable(logging.WARNING)  # of QQP's malformed lines
     rng, path = random.Random(name), tmp_path / f"given.{ending}"
@@ -173,10 +164,8 @@ def test_mutated_files(name: str, tmp_path: Path, cases: Callable[..., Cases]) -
             content = mutated(rng, rng.choice(given))
             path.write_bytes(content)
             began = time.process_time()
-            try:
-                counts[outcome(name, path)] += 1
-            except Exception as error:
-                raise AssertionError(f"case {number}: {content[:2000]!r}") from error
+            with case(counts, f"case {number}: {content[:2000]!r}", refusal_place(name, path)):
+                parse(path)
             assert time.process_time() - began < PROCESSOR_SECONDS, f"case {number}: {content[:2000]!r}"
     finally:
         logging.disable(logging.NOTSET)
@@ -184,41 +173,17 @@ def test_mutated_files(name: str, tmp_path: Path, cases: Callable[..., Cases]) -
 
 
 @pytest.mark.trust
-def test_architectures_with_strange_values(cases: Callable[..., Cases]) -> None:
-    """Architectures in valid JSON, of which one or two values are anything else."""
+@pytest.mark.parametrize("read", [Architecture.from_json, Experts.from_json], ids=["architectures", "experts"])
+def test_strange_values(read: Callable[[Any], Any], cases: Callable[..., Cases]) -> None:
+    """Architectures and experts in valid JSON, of which one or two values are anything else."""
     counts = cases(sample=500, full=100_000)
-    rng = random.Random(0)
-    given = [PUBLISHED[name].to_json() for name in ("efficientbert", "moebert", "minimoe-4l-192h", "base")]
+    rng, names = random.Random(0), ("efficientbert", "moebert", "minimoe-4l-192h", "base")
+    given = [EXPERTS] if read == Experts.from_json else [PUBLISHED[name].to_json() for name in names]
     for number in range(counts.wanted):
-        value = rng.choice(given)
+        value: Any = rng.choice(given)
         for _ in range(rng.randint(1, 2)):
             value = replaced(value, rng.choice(places(value)), rng.choice(WEIRD))
-        try:
-            found = Architecture.from_json(value)
-            assert Architecture.from_json(found.to_json()) == found
-            counts["read"] += 1
-        except UserError as error:
-            assert_one_line(error)
-            counts["refused"] += 1
-        except Exception as error:
-            raise AssertionError(f"case {number}: {json.dumps(value)[:2000]}") from error
+        with case(counts, f"case {number}: {json.dumps(value)}"):
+            found = read(value)
+            assert read(found.to_json()) == found
     assert counts["refused"] and counts["read"]
-
-
-@pytest.mark.trust
-def test_experts_with_strange_values(cases: Callable[..., Cases]) -> None:
-    """Experts of which values are anything else."""
-    counts = cases(sample=500, full=100_000)
-    rng = random.Random(1)
-    for _ in range(counts.wanted):
-        value: Any = EXPERTS
-        for _ in range(rng.randint(1, 3)):
-            value = replaced(value, rng.choice(places(value)), rng.choice(WEIRD))
-        try:
-            found = Experts.from_json(value)
-            assert Experts.from_json(found.to_json()) == found
-            counts["read"] += 1
-        except UserError as error:
-            assert_one_line(error)
-            counts["refused"] += 1
-    assert counts["refused"]

@@ -1,21 +1,24 @@
-"""The sources call none of the known functions that run code from what they read."""
+"""The sources call none of the known functions that run code from what they read, and those that are saved with a
+checkpoint import Python's standard library, torch and transformers alone.
+"""
 
 import ast
+import sys
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from tests.checkout import PACKAGES, ROOT
+from search_spaces import Architecture, Experts
+from supernet.build import build
+from tests.checkout import PACKAGES, sources, tree
+from tests.tiny import BASE
 
-SOURCES = [
-    *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")),
-    ROOT / "train_final.py",
-]
 # Modules whose readers run code from what they read.
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "runpy"}
 # What the sources may import from those modules all the same.
-HARMLESS = {("pickle", "UnpicklingError")}
+HARMLESS = {"pickle.UnpicklingError"}
 # Readers that unpickle a file, run code in it, or open other files that it names, by the ends of their full names.
 UNSAFE_CALLS = {
     "torch.export.load",
@@ -32,33 +35,32 @@ UNSAFE_BUILTINS = {"eval", "exec", "compile", "__import__"}
 REQUIRED = {"torch.load": ("weights_only", True), "numpy.load": ("allow_pickle", False)}
 
 
-def imported(tree: ast.AST) -> dict[str, str]:
-    """The full names of what a module imports under other names."""
+# Parts of the standard library that reach beyond the process.
+REACHING = {"ctypes", "http", "importlib", "os", "pathlib", "pickle", "shutil", "socket", "subprocess", "urllib"}
+
+
+def imported(module: ast.AST) -> dict[str, str]:
+    """The full names of what a module imports, by the names that they have there; a dot begins those of its folder."""
     names = {}
-    for node in ast.walk(tree):
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
-            names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+            names |= {alias.asname or alias.name: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            source = "." * node.level + (node.module or "")
+            names |= {alias.asname or alias.name: f"{source}.{alias.name}" for alias in node.names}
     return names
 
 
-def findings(source: str) -> Iterator[tuple[int, str]]:
-    """The lines of a module that execute what they read, and what is wrong there."""
-    tree = ast.parse(source)
-    names = imported(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (
-                (node.lineno, f"import {alias.name}")
-                for alias in node.names
-                if alias.name.partition(".")[0] in UNSAFE_MODULES
-            )
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in UNSAFE_MODULES:
-            for alias in node.names:
-                if (node.module, alias.name) not in HARMLESS:
-                    yield node.lineno, f"from {node.module} import {alias.name}"
-        elif isinstance(node, ast.Call):
+def findings(module: ast.AST) -> Iterator[tuple[int, str]]:
+    """The lines of a module that execute what they read, and what is wrong there; line 0 for its imports."""
+    names = imported(module)
+    yield from (
+        (0, f"import of {name}")
+        for name in names.values()
+        if name.partition(".")[0] in UNSAFE_MODULES and name not in HARMLESS
+    )
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call):
             first, dot, rest = ast.unparse(node.func).partition(".")
             called = names.get(first, first) + dot + rest
             given = {word.arg: word.value for word in node.keywords}
@@ -79,8 +81,8 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize(
     ("source", "wrong"),
     [
-        ("import pickle", "import pickle"),
-        ("from joblib import load", "from joblib import load"),
+        ("import pickle", "import of pickle"),
+        ("from joblib import load", "import of joblib.load"),
         ("from pickle import UnpicklingError", None),
         ("eval('1')", "eval"),
         ("model.eval()", None),
@@ -101,9 +103,20 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
     ],
 )
 def test_what_is_found(source: str, wrong: str | None) -> None:
-    assert [found for _, found in findings(source)] == ([] if wrong is None else [wrong])
+    assert [finding for _, finding in findings(ast.parse(source))] == ([] if wrong is None else [wrong])
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module(path: Path) -> None:
-    assert not list(findings(path.read_text(encoding="utf-8")))
+def test_the_sources() -> None:
+    for path in sources(*PACKAGES, "train_final.py"):
+        assert not list(findings(tree(path))), path
+
+
+@pytest.mark.parametrize("experts", [Experts(), Experts(2)])
+def test_the_code_of_a_checkpoint(experts: Experts, tmp_path: Path) -> None:
+    build(Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=experts)).save_pretrained(tmp_path)
+    files = {path.name: path for path in tmp_path.rglob("*.py")}
+    assert {"modeling_nas_bert.py", "configuration.py", "ffn.py"} <= set(files)
+    allowed = {"", "torch", "transformers"} | set(sys.stdlib_module_names) - REACHING
+    for path in files.values():
+        assert {name.partition(".")[0] for name in imported(tree(path)).values()} <= allowed, path
+        assert not list(findings(tree(path))) and "open(" not in path.read_text(encoding="utf-8"), path

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distill.encoders.family import FAMILIES, Family
-from tests.test_imports import PROJECT
+from tests.checkout import ROOT
 
 PACKAGES = ("foundation", "search_spaces", "distill", "supernet", "nas", "benchmarks")
 ANATOMISTS = "distill/encoders"
@@ -27,8 +27,8 @@ WORDS = (
 
 
 def files() -> list[Path]:
-    found = [path for package in PACKAGES for path in (PROJECT / package).rglob("*.py")]
-    return [path for path in found if not path.relative_to(PROJECT).as_posix().startswith(ANATOMISTS)]
+    found = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return [path for path in found if not path.relative_to(ROOT).as_posix().startswith(ANATOMISTS)]
 
 
 def named(path: Path) -> Iterator[str]:
@@ -53,6 +53,6 @@ def test_all_words_of_a_family_are_forbidden() -> None:
     assert all(any(word in path for word in WORDS) or path.startswith("intermediate.") for path in paths)
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(PROJECT).as_posix())
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_files_ask_the_family(path: Path) -> None:
     assert list(named(path)) == []
