@@ -168,7 +168,7 @@ def measure(name: str, connections: Sequence[Connection], sequences_each: int, _
         for connection in connections:
             connection.recv()
 
-    _, seconds = timed(train_all)
+    seconds = timed(train_all)[1]
     return len(connections) * sequences_each / seconds
 
 
