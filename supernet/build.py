@@ -1,4 +1,4 @@
-"""Models from architectures, and supernets that are initialised from a teacher or with random weights."""
+"""Models from architectures, and supernets that are initialized from a teacher or with random weights."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -211,7 +211,7 @@ def from_teacher(
 ) -> PreTrainedModel:
     """A supernet that approximates the function of its teacher, or computes exactly that if it has one block per layer.
 
-    The lowest block of each layer is a copy of the teacher's FFN. Further blocks are initialised close to the identity:
+    The lowest block of each layer is a copy of the teacher's FFN. Further blocks are initialized close to the identity:
     `project` is zero, and the weight and bias of their LayerNorm are the standard deviation and the mean of their
     input, averaged over tokens.
 

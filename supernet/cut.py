@@ -34,7 +34,7 @@ def check_cut(source: Base, base: Base) -> None:
             if value != there:
                 raise CutError(f"{name} is {value!r}, and {there!r} where it is cut from: make them the same")
         elif (value is None) != (there is None):
-            kinds = {True: "an ordinary embedding", False: "a factorised one"}
+            kinds = {True: "an ordinary embedding", False: "a factorized one"}
             raise CutError(f"embedding: {kinds[value is None]} cannot be cut from {kinds[there is None]}")
         elif value is not None and value > there:
             raise CutError(f"{name} is {value}, more than the {there} channels that are cut from")

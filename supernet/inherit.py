@@ -1,23 +1,27 @@
 """Weight inheritance: the weights of a candidate as a pure function of the supernet's."""
 
-import re
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from distill.encoders.family import CHANNELS, HEADS, Family, family_of_weights
+from distill.encoders.family import (
+    ATTENTION_GATE,
+    BLOCK_GATE,
+    CHANNELS,
+    EXPERT_HEAD,
+    HEADS,
+    TABLE,
+    Family,
+    family_of_weights,
+    in_block,
+)
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import project_width
 from search_spaces.layer import FFN, Attention, Layer
 from supernet.experts.channels import expert_channels
 from supernet.experts.routers import initial_gate, initial_head, routing_tables
-
-# The name of a block's tensor in its layer.
-_BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(weight|bias)")
-# That of the gate of an attention with experts.
-ATTENTION_GATE = "attention.router.weight"
 
 
 def inherit(
@@ -27,7 +31,7 @@ def inherit(
 
     A layer inherits the leading heads of the supernet's, its lowest blocks and their leading inner channels. Norms,
     embeddings and prediction heads are inherited completely (EfficientBERT, section 3.2: stacked FFNs are sliced from
-    bottom to top, linear operations from left to right). A `gate` that the supernet does not have is initialised to the
+    bottom to top, linear operations from left to right). A `gate` that the supernet does not have is initialized to the
     constant one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
 
     Each expert inherits the channels that `expert_channels` gives it, and the whole bias of `project`. A learned router
@@ -62,13 +66,13 @@ def inherit(
         _, layer, inside = parts
         if layer >= len(layers):
             raise ValueError(f"the supernet has a layer {layer}; the architecture has {len(layers)} layers")
-        block = _BLOCK.fullmatch(inside)
-        if not block:
+        block = in_block(inside)
+        if block is None:
             attention = layers[layer].attention
             if (kept := _leading_heads(family, tensor, attention, base, inside, name)) is not None:
                 inherited[name] = _copies(kept, attention.experts if _of_attention(family, inside) else 1)
             continue
-        genes, number, module, kind = layers[layer].ffn, int(block[1]), block[2], block[3]
+        genes, (number, module, kind) = layers[layer].ffn, block
         if number >= genes.stack or module == "router" or (module == "gate" and not genes.graph.gated):
             continue
         block_counts[layer] = max(block_counts[layer], number + 1)
@@ -92,12 +96,12 @@ def inherit(
         if layers[layer].attention.heads and output in inherited and query not in inherited:
             raise ValueError(f"layers[{layer}].attention.heads is above 0; the supernet has none there")
         inherited |= _gates(weights, base, layers[layer], f"{prefix}{layer}.", layer, seed)
-    if architecture.head.experts > 1 and "classifier.weight" in inherited:
-        classifier = inherited.pop("classifier.weight")
-        del inherited["classifier.bias"]
+    if architecture.head.experts > 1 and f"{EXPERT_HEAD}weight" in inherited:
+        classifier = inherited.pop(f"{EXPERT_HEAD}weight")
+        del inherited[f"{EXPERT_HEAD}bias"]
         head = initial_head(architecture.head.experts, classifier, seed)
-        inherited |= {f"classifier.{name}": tensor for name, tensor in head.items()}
-    if not architecture.has_experts or any(name.endswith(".router.table") for name in weights):
+        inherited |= {EXPERT_HEAD + name: tensor for name, tensor in head.items()}
+    if not architecture.has_experts or any(name.endswith(f".{TABLE}") for name in weights):
         return inherited
     return routing_tables(architecture, prefix, frequencies, seed) | inherited
 
@@ -138,7 +142,7 @@ def _gates(
     # For each gate: its number of experts, and its index among the gates of the layer, which selects its random stream.
     gates: dict[str, tuple[int, int]] = {}
     if experts.kind.learned:
-        gates = {f"{prefix}ffn.{block}.router.weight": (experts.count, block + 1) for block in range(genes.stack)}
+        gates = {prefix + BLOCK_GATE.format(block): (experts.count, block + 1) for block in range(genes.stack)}
     if of_layer.attention.experts > 1:
         gates[prefix + ATTENTION_GATE] = (of_layer.attention.experts, 0)
     like = next(tensor for name, tensor in weights.items() if name.startswith(prefix))

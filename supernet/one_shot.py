@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PretrainedConfig, PreTrainedModel
 
-from distill.encoders.family import family_of
-from distill.encoders.parts import output_layer
+from distill.encoders.family import BLOCK_GATE, family_of, in_block
+from distill.encoders.parts import encoder_layers, output_layer
 from distill.objectives import Objective
 from distill.objectives.outputs import Batch
 from distill.tasks.types import TaskType, task_type_of
@@ -70,12 +70,14 @@ class OneShotSupernet(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
         most_experts = max((choice.count for choice in experts if choice.kind.learned), default=0)
         self.gates = nn.ParameterDict()
-        for name, weight in model.named_parameters():
-            if most_experts and name.endswith(".expand.weight"):
-                # The name of a parameter must not contain a dot.
-                key = name.replace("expand", "router").replace(".", "/")
-                number = len(self.gates)
-                self.gates[key] = initial_gate(most_experts, weight.shape[1], number, weight.detach(), seed)
+        self.family = family_of(model)
+        self.prefix = self.family.prefix(name for name, _ in model.named_parameters())
+        blocks = [(i, j, block) for i, layer in enumerate(encoder_layers(model)) for j, block in enumerate(layer.ffn)]
+        for number, (i, j, block) in enumerate(blocks if most_experts else ()):
+            # The name of a parameter must not contain a dot.
+            key = f"{self.prefix}{i}.{BLOCK_GATE.format(j)}".replace(".", "/")
+            weight = block.expand.weight.detach()
+            self.gates[key] = initial_gate(most_experts, weight.shape[1], number, weight, seed)
         # A weightless model of the active architecture; in a tuple so that it is not registered as a submodule.
         self._shell: tuple[PreTrainedModel, ...] = ()
         self._tables: dict[str, Tensor] = {}
@@ -95,8 +97,7 @@ class OneShotSupernet(nn.Module):
             config = self.model.config
             self._shell = (build(self.architecture, task_type_of(self.model), config.num_labels, config),)
         self.set_attn_implementation(self.model.config._attn_implementation)
-        prefix = family_of(self.model).prefix(name for name, _ in self.model.named_parameters())
-        tables = routing_tables(self.architecture, prefix, self.frequencies, self.seed)
+        tables = routing_tables(self.architecture, self.prefix, self.frequencies, self.seed)
         self._tables = {name: table.to(self.model.device) for name, table in tables.items()}
 
     def forward(self, **inputs: Any) -> Any:
@@ -117,11 +118,15 @@ class OneShotSupernet(nn.Module):
         weights = dict(self.model.named_parameters()) | {
             key.replace("/", "."): weight for key, weight in self.gates.items()
         }
-        ffn = {name: weight for name, weight in weights.items() if ".ffn." in name}
-        others = {name: weight for name, weight in weights.items() if ".ffn." not in name}
+        blocks = {
+            name: weight
+            for name, weight in weights.items()
+            if (parts := self.family.split(name)) and in_block(parts[2])
+        }
+        others = {name: weight for name, weight in weights.items() if name not in blocks}
         others = attention_slice(others, self.architecture)
         # The other weights come last: they replace the new attention gates from `inherit` by the model's learned ones.
-        slices = inherit(ffn | self._tables, self.architecture)
+        slices = inherit(blocks | self._tables, self.architecture)
         return dict(self.model.named_buffers()) | slices | others | self._head_weights()
 
     def _head_weights(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Prune an encoder to a share of its layers: attention heads and FFN channels of all layers, by their importance.
+"""Prune an encoder to a fraction of its layers: attention heads and FFN channels of all layers, by their importance.
 
     python -m supernet.prune CHECKPOINT --keep 5% --task NAME --out DIR [--data DIR]
     python -m supernet.prune CHECKPOINT --keep 5% --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
@@ -37,9 +37,9 @@ def parser() -> Parser:
     add(
         "--keep",
         required=True,
-        type=_share,
-        metavar="SHARE",
-        help="share of the parameters of the encoder's layers that is kept at most, such as 5%% or 1/20",
+        type=_fraction,
+        metavar="FRACTION",
+        help="largest fraction of the parameters of the encoder's layers that is kept, such as 5%% or 1/20",
     )
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder of the pruned checkpoint")
     rows = result.add_argument_group("rows")
@@ -51,7 +51,7 @@ def parser() -> Parser:
     return result
 
 
-def _share(text: str) -> Fraction:
+def _fraction(text: str) -> Fraction:
     try:
         return share(text)
     except ValueError as error:

@@ -23,7 +23,7 @@ from supernet.order.importance import allocate_by_importance, mask_importance, s
 
 
 class PruningError(UserError, ValueError):
-    """A model cannot be pruned to so small a share."""
+    """A model cannot be pruned to so small a fraction."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ def _unit_params(base: Base) -> tuple[int, int]:
 
 
 def choose(
-    head_importance: Sequence[Tensor], channel_importance: Sequence[Tensor], base: Base, share: Fraction
+    head_importance: Sequence[Tensor], channel_importance: Sequence[Tensor], base: Base, fraction: Fraction
 ) -> Kept:
-    """Keep what is most important, until the encoder has no more than a share of its parameters.
+    """Keep what is most important, until the encoder has no more than a fraction of its parameters.
 
     Heads compete with the heads of all layers, and channels with all channels, by their importance divided by the l2
-    norm over their layer (Michel et al., 2019). Of the heads that same share is kept, rounded down, and as many
+    norm over their layer (Michel et al., 2019). Of the heads that same fraction is kept, rounded down, and as many
     channels as then fit. Every layer keeps at least its most important channel, and may lose all of its heads. The
     encoder's parameters are those of its layers, without embeddings and pooler, as MiniMoE counts the sizes of its
     pruned students (15, 10, 5 and 3 %).
@@ -69,28 +69,28 @@ def choose(
         head_importance: of every layer the importance of its heads (heads,).
         channel_importance: of every layer the importance of its channels (inner,).
         base: that of the model.
-        share: of the parameters of the encoder's layers, above 0 and at most 1.
+        fraction: of the parameters of the encoder's layers, above 0 and at most 1.
 
     Raises:
-        PruningError: the share is too small for one channel in each layer.
+        PruningError: the fraction is too small for one channel in each layer.
     """
-    heads, channels = _numbers_kept(base, share)
+    heads, channels = _numbers_kept(base, fraction)
     if channels < base.depth:
-        steps = (Fraction(step, 10_000) for step in range(int(10_000 * share) + 1, 10_001))
+        steps = (Fraction(step, 10_000) for step in range(int(10_000 * fraction) + 1, 10_001))
         enough = next(larger for larger in steps if _numbers_kept(base, larger)[1] >= base.depth)
         raise PruningError(
-            f"{float(100 * share):g}%: {heads} heads and a channel in every layer have more parameters; the "
-            f"next larger share that is enough is {float(100 * enough):g}%"
+            f"{float(100 * fraction):g}%: {heads} heads and a channel in every layer have more parameters; the "
+            f"next larger fraction that is enough is {float(100 * enough):g}%"
         )
     return Kept(_most_important(head_importance, heads, 0), _most_important(channel_importance, channels, 1))
 
 
-def _numbers_kept(base: Base, share: Fraction) -> tuple[int, int]:
-    """How many heads and channels of all layers a share leaves; if it is too small, fewer channels than layers."""
+def _numbers_kept(base: Base, fraction: Fraction) -> tuple[int, int]:
+    """How many heads and channels of all layers a fraction leaves; if it is too small, fewer channels than layers."""
     head, channel = _unit_params(base)
     whole, least = (base.depth * layer_params(base, *sizes) for sizes in ((base.heads, base.inner), (0, 1)))
-    heads = int(share * base.depth * base.heads)
-    return heads, base.depth + (int(share * whole) - least - heads * head) // channel
+    heads = int(fraction * base.depth * base.heads)
+    return heads, base.depth + (int(fraction * whole) - least - heads * head) // channel
 
 
 def _most_important(scores: Sequence[Tensor], total: int, least: int) -> tuple[tuple[int, ...], ...]:
@@ -133,25 +133,25 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
 
 
 def pruned_to(
-    dense: PreTrainedModel, batches: Iterable[Batch], share: Fraction
+    dense: PreTrainedModel, batches: Iterable[Batch], fraction: Fraction
 ) -> tuple[PreTrainedModel, Architecture]:
     """The model with the heads and channels that are most important for the labels of these training batches.
 
     Args:
         dense: an encoder with any head.
         batches: token ids and mask (B, T) and the labels of the task.
-        share: as for `choose`.
+        fraction: as for `choose`.
 
     Returns:
         A student in eval mode, with the same kind of head, on the CPU; and its architecture.
 
     Raises:
-        PruningError: the share is too small.
+        PruningError: the fraction is too small.
         distill.training.teacher.TeacherError: the activation is not among the operations.
     """
     importances = mask_importance(from_teacher(dense, stack=1).to(dense.device), batches, summed_loss)
     base, graph = base_of_teacher(dense.config)
-    kept = choose(*importances, base, share)
+    kept = choose(*importances, base, fraction)
     return prune(dense, kept), kept.architecture(base, graph)
 
 

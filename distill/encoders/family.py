@@ -15,6 +15,11 @@ from foundation.errors import UserError
 
 # What the dimensions of tensors that candidates slice consist of: inner channels of an FFN, and attention heads.
 CHANNELS, HEADS = "channels", "heads"
+# Names in a layer that only students have: the gates of a block ("{}" is its number) and of the attention, and the
+# routing table; and what a head of experts has before its names.
+BLOCK_GATE, ATTENTION_GATE, TABLE = "ffn.{}.router.weight", "attention.router.weight", "router.table"
+EXPERT_HEAD = "classifier."
+_IN_BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(\w+)")
 
 
 class FamilyError(UserError, ValueError):
@@ -154,6 +159,14 @@ class Family:
         return ("input_ids", "attention_mask", *segments)
 
 
+def in_block(inside: str) -> tuple[int, str, str] | None:
+    """The block, the module and the tensor of a name in a student's layer, such as (1, "expand", "weight"); None for
+    what is in no block.
+    """
+    match = _IN_BLOCK.fullmatch(inside)
+    return (int(match[1]), match[2], match[3]) if match else None
+
+
 _TEACHERS = (Family(model_type="bert"), Family(model_type="roberta", positions_after_padding=True))
 FAMILIES: dict[str, Family] = {
     family.model_type: family for teacher in _TEACHERS for family in (teacher, teacher.students())
@@ -173,7 +186,7 @@ def family_of(model: Any) -> Family:
     """
     model_type = getattr(model, "config", model).model_type
     if model_type not in FAMILIES:
-        raise FamilyError(f"encoders of type {model_type!r} are not supported; supported are {', '.join(supported())}")
+        raise FamilyError(f"encoders of type {model_type!r} are not supported: use one of {', '.join(supported())}")
     return FAMILIES[model_type]
 
 

@@ -28,11 +28,11 @@ from supernet.compensation.calibration import Calibration
 from supernet.compensation.ridge import CompensationError, Linear, Ridge, affine_change
 
 # At most so many Gauss-Newton steps for a graph that does something after `project`, and no further one after a step
-# that reduced the squared error by less than this share.
+# that reduced the squared error by less than this fraction.
 STEPS = 8
 CONVERGED = 0.01
-# A block keeps its inherited weights if its mean squared error is at most this share of the mean square of its target,
-# about what a few layers in bfloat16 lose by rounding.
+# A block keeps its inherited weights if its mean squared error is at most this fraction of the mean square of its
+# target, about what a few layers in bfloat16 lose by rounding.
 EXACT = 1e-4
 # Passes over the experts of a block in which several experts process a token, as the target of each depends on the
 # others.

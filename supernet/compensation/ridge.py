@@ -34,7 +34,7 @@ class Linear:
 class Ridge:
     """The regression on one set of inputs, decomposed once and solved for any number of targets.
 
-    The solution minimises the mean of |target - W h - b|^2 plus strength * |(W - start) diag(s)|^2, where s are the
+    The solution minimizes the mean of |target - W h - b|^2 plus strength * |(W - start) diag(s)|^2, where s are the
     standard deviations of the inputs. Shrinking towards the weights of the slice rather than to zero keeps the solution
     small where the text says nothing, and unit variance makes one strength fit channels of very different sizes.
 
@@ -135,9 +135,9 @@ def affine_change(input_ND: Tensor, target_ND: Tensor, held_N: Tensor) -> tuple[
     covariance_D = (centred_ND * error_ND[~held_N]).mean(dim=0)
     slope_D = torch.where(variance_D > variance_D.max() * 1e-12, covariance_D / variance_D, 0)
     shift_D = mean_error_D - slope_D * mean_D
-    share = 1 / (1 + CAUTIOUS)
+    fraction = 1 / (1 + CAUTIOUS)
     if bool(held_N.any()):
         change_ND = x_ND[held_N] * slope_D + shift_D
         squares = float((change_ND**2).sum())
-        share = min(1.0, max(0.0, float((change_ND * error_ND[held_N]).sum()) / squares)) if squares else 0.0
-    return (1 + share * slope_D).float(), (share * shift_D).float()
+        fraction = min(1.0, max(0.0, float((change_ND * error_ND[held_N]).sum()) / squares)) if squares else 0.0
+    return (1 + fraction * slope_D).float(), (fraction * shift_D).float()

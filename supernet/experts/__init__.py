@@ -1,4 +1,4 @@
-"""Experts from dense feed-forward networks: initialisation, splitting a model into experts, and removing rarely used
+"""Experts from dense feed-forward networks: initialization, splitting a model into experts, and removing rarely used
 ones. The command is `python -m supernet.experts`.
 """
 

@@ -2,11 +2,10 @@
 
 These are the compression and the fusion of MicroBERT, section 3.4, which gives no rules for them. The only experts of
 that paper are prediction layers (equations 4 and 5); here the experts of FFNs can be removed as well. Attention experts
-cannot. Two prediction layers must remain: a head
-with a single one is a linear classifier, which computes another function.
+cannot. Two prediction layers must remain: a head with a single one is a linear classifier, which computes another
+function.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distill.encoders.family import family_of_weights
+from distill.encoders.family import EXPERT_HEAD, TABLE, family_of_weights, in_block
 from distill.training.evaluation import Load
 from search_spaces.architecture import Architecture
 from search_spaces.layer import DENSE, FFN, Head
@@ -25,9 +24,8 @@ from supernet.experts import ExpertsError
 HEAD = -1
 LEAST_OF_HEAD = 2
 
-_MAPS = re.compile(r"(?:ffn\.\d+\.(?:expand|gate|project)|inner|outer)\.(?:weight|bias)")
-_OUTPUT_MAPS = re.compile(r"(?:ffn\.\d+\.project|outer)\.(?:weight|bias)")
-_GATE = re.compile(r"(?:ffn\.\d+\.)?router\.weight")
+# The linear maps of experts in FFNs and in a head, and those among them whose results are the experts' outputs.
+_MAPS, _OUTPUTS = ("expand", "gate", "project", "inner", "outer"), ("project", "outer")
 
 
 def loads_of(loads: Sequence[Load], place: int) -> list[Load]:
@@ -48,10 +46,10 @@ def untouched_experts(architecture: Architecture, part: str = "ffn") -> str:
 
 
 def unused_experts(
-    architecture: Architecture, loads: Sequence[Load], share: Fraction, part: str = "ffn"
+    architecture: Architecture, loads: Sequence[Load], fraction: Fraction, part: str = "ffn"
 ) -> dict[int, list[int]]:
-    """The experts whose load is below `share` of an equal load, in all blocks of their layer. At least one expert of a
-    layer is kept, and two of the head.
+    """The experts whose load is below this fraction of an equal load, in all blocks of their layer. At least one expert
+    of a layer is kept, and two of the head.
 
     Args:
         part: "ffn" for the experts of all FFNs, "head" for the prediction layers of the head.
@@ -64,22 +62,22 @@ def unused_experts(
     """
     if part == "head":
         counts, least = {HEAD: architecture.head.experts}, LEAST_OF_HEAD
-        fault = (
+        reason = (
             f"the head needs at least {least + 1} prediction layers, since {least} must remain; it has {counts[HEAD]}"
         )
     else:
         counts, least = {layer: genes.experts.count for layer, genes in enumerate(architecture.ffns)}, 1
-        fault = "no feed-forward network of the model has experts"
+        reason = "no feed-forward network of the model has experts"
     if all(count <= least for count in counts.values()):
         others = untouched_experts(architecture, part)
-        raise ExpertsError(fault + (f"; those that it has, {others}, are not removed" if others else ""))
+        raise ExpertsError(reason + (f"; those that it has, {others}, are not removed" if others else ""))
     unused: dict[int, list[int]] = {}
     for place, count in counts.items():
         shares = [load.shares for load in loads_of(loads, place)]
         if count == 1 or not shares:
             continue
         highest = [max(of_expert) for of_expert in zip(*shares, strict=True)]
-        experts = [expert for expert, load in enumerate(highest) if load < share / count]
+        experts = [expert for expert, load in enumerate(highest) if load < fraction / count]
         lowest_first = sorted(experts, key=lambda expert: (highest[expert], -expert))
         if removed := sorted(lowest_first[: count - least]):
             unused[place] = removed
@@ -114,7 +112,7 @@ def remove_experts(
     relative = architecture.base.gate_scale == "relative"
     for place, removed in unused.items():
         if place == HEAD:
-            prefix = "classifier."
+            prefix = EXPERT_HEAD
             remaining = _remaining("the head", head.experts, LEAST_OF_HEAD, removed)
             scale = Fraction(head.experts, len(remaining)) if relative else Fraction(1)
             head = Head(len(remaining))
@@ -127,8 +125,8 @@ def remove_experts(
         tensors = {name: tensor for name, tensor in weights.items() if name.startswith(prefix)}
         for name in tensors:
             del result[name]
-        share_E = torch.tensor([load.shares for load in loads_of(loads, place)]).mean(dim=0).double()
-        result |= _without(tensors, prefix, remaining, removed, share_E if fuse else None, scale)
+        load_E = torch.tensor([load.shares for load in loads_of(loads, place)]).mean(dim=0).double()
+        result |= _without(tensors, prefix, remaining, removed, load_E if fuse else None, scale)
     return result, replace(architecture.with_ffns(layers), head=head)
 
 
@@ -165,35 +163,41 @@ def _without(
     prefix: str,
     remaining: Sequence[int],
     removed: Sequence[int],
-    share_E: Tensor | None,
+    load_E: Tensor | None,
     scale: Fraction,
 ) -> dict[str, Tensor]:
     """The tensors of a layer or of the head without some experts.
 
     Args:
-        share_E: the experts' loads, if removed experts are fused with remaining ones.
+        load_E: the experts' loads, if removed experts are fused with remaining ones.
         scale: the factor for the outputs of the experts.
     """
-    maps = {name: tensor for name, tensor in tensors.items() if _MAPS.fullmatch(name.removeprefix(prefix))}
+    modules = {name: _module(name.removeprefix(prefix)) for name in tensors}
+    maps = {name: tensor for name, tensor in tensors.items() if modules[name] in _MAPS}
     heirs = _heirs(maps.values(), remaining, removed)
     result = {}
     for name, tensor in tensors.items():
-        inside = name.removeprefix(prefix)
         if name in maps:
-            kept = tensor[list(remaining)].clone() if share_E is None else _fused(tensor, remaining, heirs, share_E)
+            kept = tensor[list(remaining)].clone() if load_E is None else _fused(tensor, remaining, heirs, load_E)
             kept = kept if len(remaining) > 1 else kept[0]
-            result[name] = kept * float(scale) if _OUTPUT_MAPS.fullmatch(inside) else kept
-        elif _GATE.fullmatch(inside):
-            if len(remaining) > 1:
-                result[name] = tensor[list(remaining)].clone()
-        elif inside == "router.table":
-            if len(remaining) > 1:
-                count = len(remaining) + len(set(removed))
-                new_numbers = [remaining.index(heirs.get(expert, expert)) for expert in range(count)]
-                result[name] = torch.tensor(new_numbers, dtype=tensor.dtype)[tensor.long()]
-        else:
+            result[name] = kept * float(scale) if modules[name] in _OUTPUTS else kept
+        elif modules[name] != "router":
             result[name] = tensor
+        elif len(remaining) == 1:
+            continue
+        elif name.endswith(TABLE):
+            count = len(remaining) + len(set(removed))
+            new_numbers = [remaining.index(heirs.get(expert, expert)) for expert in range(count)]
+            result[name] = torch.tensor(new_numbers, dtype=tensor.dtype)[tensor.long()]
+        else:
+            result[name] = tensor[list(remaining)].clone()
     return result
+
+
+def _module(inside: str) -> str:
+    """The module of a tensor of a layer or of the head; of a block's, without the block's number."""
+    of_block = in_block(inside)
+    return of_block[1] if of_block else inside.rpartition(".")[0]
 
 
 def _heirs(maps: Iterable[Tensor], remaining: Sequence[int], removed: Sequence[int]) -> dict[int, int]:
@@ -206,14 +210,14 @@ def _heirs(maps: Iterable[Tensor], remaining: Sequence[int], removed: Sequence[i
     return heirs
 
 
-def _fused(tensor: Tensor, remaining: Sequence[int], heirs: Mapping[int, int], share_E: Tensor) -> Tensor:
+def _fused(tensor: Tensor, remaining: Sequence[int], heirs: Mapping[int, int], load_E: Tensor) -> Tensor:
     """The remaining experts' part of a stacked tensor (E, ...), each expert averaged with those fused into it."""
     kept = tensor[list(remaining)].clone()
     for number, expert in enumerate(remaining):
         group = [expert, *(removed for removed, heir in heirs.items() if heir == expert)]
-        total = share_E[group].sum()
+        total = load_E[group].sum()
         if len(group) > 1 and total:
-            mean = torch.einsum("e,e...->...", share_E[group] / total, tensor[group].double())
+            mean = torch.einsum("e,e...->...", load_E[group] / total, tensor[group].double())
             kept[number] = mean.to(tensor.dtype)
     return kept
 

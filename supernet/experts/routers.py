@@ -7,6 +7,7 @@ from heapq import heapreplace
 import torch
 from torch import Generator, Tensor
 
+from distill.encoders.family import TABLE
 from search_spaces.architecture import Architecture
 from search_spaces.layer import Experts
 
@@ -93,7 +94,7 @@ def routing_tables(
     """
     vocabulary = architecture.base.vocabulary
     return {
-        f"{prefix}{layer}.router.table": routing_table(genes.experts, vocabulary, layer, frequencies, seed)
+        f"{prefix}{layer}.{TABLE}": routing_table(genes.experts, vocabulary, layer, frequencies, seed)
         for layer, genes in enumerate(architecture.ffns)
         if genes.experts.count > 1 and not genes.experts.kind.learned
     }

@@ -31,7 +31,7 @@ MIXTURE = "mixture"
 
 
 def split(options: argparse.Namespace) -> int:
-    """Split the checkpoint, distil the mixture from it for `--steps`, and save it; returns the exit status.
+    """Split the checkpoint, distill the mixture from it for `--steps`, and save it; returns the exit status.
 
     Raises:
         UserError: the options, the checkpoint and the rows cannot be used together.

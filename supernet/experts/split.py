@@ -65,7 +65,7 @@ def channel_scores(model: PreTrainedModel, batches: Sequence[Batch], order: str,
     """The scores of the channels, `[layer][block]` -> (inner,); experts receive channels in descending order of these.
 
     Args:
-        batches: labelled training data.
+        batches: labeled training data.
         order: "importance" or "copy" for MoEBERT's equation 4 on these batches, "inverse" for its negative, "random"
             for random scores.
         seed: seed of the random scores.

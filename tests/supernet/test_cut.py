@@ -119,7 +119,7 @@ def test_projections_keep_the_leading_channels_of_the_student() -> None:
         ({"width": 28}, "width is 28, more than the 24 channels that are cut from"),
         ({"inner": 49}, "inner is 49, more than the 48 channels"),
         ({"embedding": 7}, "embedding is 7, more than the 6 channels"),
-        ({"embedding": None}, "an ordinary embedding cannot be cut from a factorised one"),
+        ({"embedding": None}, "an ordinary embedding cannot be cut from a factorized one"),
         ({"depth": 4}, "depth is 4, which is not a multiple of the 3 layers"),
         ({"depth": 1}, "depth is 1, which is not a multiple of the 3 layers"),
         ({"heads": 2}, "heads is 2, and 4 where it is cut from"),

@@ -219,8 +219,8 @@ def test_the_command_and_distillation(checkpoint: Path, tmp_path: Path, capsys: 
 
     assert main([*command, "--keep", "1/1000", "--out", str(tmp_path / "small")]) == 2
     assert (
-        "supernet.prune: --keep 0.1%: 0 heads and a channel in every layer have more parameters; the next larger share "
-        "that is enough is 3." in capsys.readouterr().err
+        "supernet.prune: --keep 0.1%: 0 heads and a channel in every layer have more parameters; the next larger "
+        "fraction that is enough is 3." in capsys.readouterr().err
     )
     assert not list(tmp_path.glob(".unfinished-*"))
 

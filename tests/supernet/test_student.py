@@ -47,7 +47,7 @@ def test_the_teachers_own_architecture_is_the_teacher(checkpoint: Path, tmp_path
     student = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True).eval()
     torch.testing.assert_close(student(**inputs(batch())).logits, TEACHER(**inputs(batch())).logits)
     assert Architecture.load(out / "architecture.json") == Architecture.uniform(OWN)
-    # Whoever distils into it is not asked whether its code may run.
+    # Whoever distills into it is not asked whether its code may run.
     code = f"from distill.training.teacher import load_tokenizer; print(len(load_tokenizer({str(out)!r})))"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert (process.returncode, process.stdout) == (0, "50\n"), process.stderr

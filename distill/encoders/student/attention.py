@@ -1,6 +1,6 @@
 """Attention with fewer heads than fit into the width, and attention with experts, in layers of BERT's kind.
 
-This file ships inside exported checkpoints, so it imports torch, transformers and its neighbours only.
+This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
 """
 
 from typing import Any

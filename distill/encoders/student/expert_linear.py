@@ -1,6 +1,6 @@
 """The linear maps of experts: each expert's weight is applied to the expert's contiguous run of slots.
 
-This file ships inside every exported checkpoint, so it imports torch and its neighbours only. Dimensions are those of
+This file ships inside every exported checkpoint, so it imports torch and its neighbors only. Dimensions are those of
 `dispatch.py`; I inputs and O outputs of a linear map.
 """
 
@@ -26,7 +26,7 @@ def is_batched(inputs: int, outputs: int) -> bool:
 
 
 def onednn_linear() -> Callable[..., Tensor] | None:
-    """oneDNN's linear map, or None if this version of torch lacks it or its behaviour differs.
+    """oneDNN's linear map, or None if this version of torch lacks it or its behavior differs.
 
     In float32 it takes half the time of torch's own on AVX-512 processors by other vendors than Intel. The operator is
     private: another version of torch may lack it, or change its arguments or their meaning. It is therefore tested on a
@@ -107,7 +107,7 @@ def grouped_linear(x_SI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, dispatch: 
         x_SI, weight_EOI, bias_EO = x_SI.to(dtype), weight_EOI.to(dtype), bias_EO.to(dtype)
     experts, outputs, inputs = weight_EOI.shape
     if dispatch.dense:
-        # One product for each expert, since quantisation of exported models expects weights of two dimensions.
+        # One product for each expert, since quantization of exported models expects weights of two dimensions.
         x_ENI = x_SI.reshape(experts, -1, inputs)
         return torch.cat([F.linear(x_ENI[e], weight_EOI[e], bias_EO[e]) for e in range(experts)])
     if dispatch.real_S is not None:

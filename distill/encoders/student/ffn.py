@@ -1,6 +1,6 @@
 """A feed-forward block that computes a graph f, either dense or with experts: h <- LayerNorm(h + dropout(f(h))).
 
-This file ships inside every exported checkpoint, so it imports torch and its neighbours only.
+This file ships inside every exported checkpoint, so it imports torch and its neighbors only.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Students of BERT. They alone may have a factorised embedding over trigrams, and a head of several experts.
+"""Students of BERT. They alone may have a factorized embedding over trigrams, and a head of several experts.
 
-This file ships inside exported checkpoints, so it imports torch, transformers and its neighbours only.
+This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ class NasBertConfig(StudentConfig, BertConfig):
     """The configuration of a student of BERT.
 
     Attributes:
-        embedding_size: the width of a factorised word embedding over trigrams (MobileBERT), or `None`.
+        embedding_size: the width of a factorized word embedding over trigrams (MobileBERT), or `None`.
         head_experts: prediction layers of a sequence classifier, among which a gate chooses for each sentence.
     """
 
@@ -48,7 +48,7 @@ class NasBertConfig(StudentConfig, BertConfig):
 
 
 class NasBertEmbeddings(MobileBertEmbeddings):
-    """Factorised embedding (MobileBERT): the vectors of a word and its neighbours, each `embedding_size` wide, mapped
+    """Factorized embedding (MobileBERT): the vectors of a word and its neighbors, each `embedding_size` wide, mapped
     to the width of the model.
     """
 
@@ -114,7 +114,7 @@ class NasBertModel(NasBert, BertModel):
 NasBert.encoder_class = NasBertModel
 
 
-class FactorisedMLMHead(nn.Module):
+class FactorizedMLMHead(nn.Module):
     """ALBERT's masked-LM head, (B, T, width) -> (B, T, vocabulary), with the submodule name of BERT's."""
 
     def __init__(self, config: NasBertConfig) -> None:
@@ -126,7 +126,7 @@ class FactorisedMLMHead(nn.Module):
 
 
 class NasBertForMaskedLM(NasBert, BertForMaskedLM):
-    """A masked language model whose output embedding is tied to the word embedding; for a factorised embedding the head
+    """A masked language model whose output embedding is tied to the word embedding; for a factorized embedding the head
     is ALBERT's.
     """
 
@@ -135,7 +135,7 @@ class NasBertForMaskedLM(NasBert, BertForMaskedLM):
     def become_student(self) -> None:
         super().become_student()
         if self.config.embedding_size is not None:
-            self.cls = FactorisedMLMHead(self.config)
+            self.cls = FactorizedMLMHead(self.config)
 
 
 class ExpertHead(nn.Module):

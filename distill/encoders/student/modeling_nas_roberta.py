@@ -1,6 +1,6 @@
 """Students of RoBERTa.
 
-This file ships inside exported checkpoints, so it imports torch, transformers and its neighbours only.
+This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
 """
 
 from transformers import (

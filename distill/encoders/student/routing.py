@@ -1,6 +1,6 @@
 """Routers, which decide to which experts the tokens of a batch are sent.
 
-This file ships inside every exported checkpoint, so it imports torch and its neighbours only. Dimensions are those of
+This file ships inside every exported checkpoint, so it imports torch and its neighbors only. Dimensions are those of
 `dispatch.py`, and R routing decisions, one for each valid token or for each sentence.
 """
 
@@ -106,7 +106,7 @@ class GateRouter(Router, ABC):
     """Sends tokens to the K experts with the highest probability softmax(weight x), with a learned `weight` (E, D).
 
     With `gate_scale` = "relative", the output of an expert is multiplied by its probability times E / K (summing over
-    the K experts, this is 1 for uniform probabilities). As they are nearly uniform at initialisation, a mixture that is
+    the K experts, this is 1 for uniform probabilities). As they are nearly uniform at initialization, a mixture that is
     split from a dense model starts close to its function. With "probability" it is multiplied by the probability alone,
     as in MoEBERT (equations 2 and 3), MiniMoE and Switch: a mixture starts at 1 / E of its dense layers' outputs.
     MoEBERT's released code, whose experts contain the residual connection and the LayerNorm, multiplies what comes

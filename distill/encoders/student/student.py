@@ -4,7 +4,7 @@ The modules `modeling_nas_...` combine these mixins with the classes of a family
 constructors; its base model and its layers then become ours, so that embeddings, attention and heads stay those of the
 transformers library.
 
-This file ships inside exported checkpoints, so it imports torch, transformers and its neighbours only.
+This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
 """
 
 from collections.abc import Iterable

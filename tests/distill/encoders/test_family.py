@@ -128,7 +128,7 @@ def test_students_are_families_of_the_same_kind() -> None:
 
 
 def test_other_types() -> None:
-    with pytest.raises(FamilyError, match=r"^encoders of type 'gpt2' are not supported; supported are bert, roberta$"):
+    with pytest.raises(FamilyError, match=r"^encoders of type 'gpt2' are not supported: use one of bert, roberta$"):
         family_of(GPT2Config())
 
 

@@ -162,7 +162,7 @@ def test_attention_experts_are_routed(accelerator: Accelerator) -> None:
 @pytest.mark.parametrize("stack", [1, 2])
 @torch.no_grad()
 def test_nothing_is_lost_without_an_ffn_that_is_zero(stack: int, accelerator: Accelerator) -> None:
-    """If all channels of a LayerNorm have one weight and one bias, the next LayerNorm gets the same normalised states,
+    """If all channels of a LayerNorm have one weight and one bias, the next LayerNorm gets the same normalized states,
     and one of the two can do the work of both.
     """
     whole = supernet(stack=stack)

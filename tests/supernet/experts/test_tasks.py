@@ -54,7 +54,7 @@ def text(row: int, words: int) -> str:
 def split_distil_and_prune(
     checkpoint: Path, out: Path, rows: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> tuple[dict[str, Any], str]:
-    """Splits and distils, and then prunes the experts; returns the measurements of all models, and what was printed."""
+    """Split, distill, and prune the experts; returns the measurements of all models, and what was printed."""
     common = [*rows, "--device", "cpu", "--max-length", "16", "--batch-size", "4", "--importance-batches", "2"]
     first = ["--experts", "4", "--routing", "token_gate", "--epochs", "0.5", "--learning-rate", "1e-3"]
     assert main([str(checkpoint), "--out", str(out / "mixture"), *common, *first]) == 0, capsys.readouterr().err

@@ -53,7 +53,7 @@ def make_block(
     program = [[node.op, list(node.inputs)] for node in graph.nodes[1:]]
     block = FFNBlock(program, graph.widths(WIDTH, inner, mismatch), inner, config, experts)
     for parameter in block.parameters() if experts is not None else ():
-        nn.init.zeros_(parameter)  # it has whatever was in the memory; the model initialises it
+        nn.init.zeros_(parameter)  # it has whatever was in the memory; the model initializes it
     return shaken(block, scale=0.5).double().eval()
 
 

@@ -156,7 +156,7 @@ def test_without_an_ffn_a_layer_ends_with_its_attention(attention_experts: int) 
     }
 
 
-def test_factorised_embedding() -> None:
+def test_factorized_embedding() -> None:
     """Next, this and previous word, zero beyond the ends of the sentence, as MobileBERT orders them."""
     embeddings = make("none", 7).embeddings
     ids = torch.tensor([[5, 9, 3, 2]])
