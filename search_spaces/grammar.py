@@ -21,33 +21,27 @@ from collections.abc import Sequence
 
 from search_spaces.graph import FFNGraph
 from search_spaces.operations import BINARY, UNARY
-from search_spaces.spelling import (
-    PLAIN,
-    Trial,
-    activate,
-    activation_of,
-    activations,
-    arguments,
-    is_activated,
-    outermost,
-    without_activation,
-)
-from search_spaces.trees import choices_of_tree, count_trees, suggest_tree
-
-SEGMENTS = ("pre", "mid", "post")
+from search_spaces.spelling import NONE, OWN, GraphTrial, NotSpelledError, Reader, activate, activations, is_activated
+from search_spaces.trees import count_trees, suggest_tree
 
 
-def suggest_graph(trial: Trial, name: str, activation: str, gated: bool, max_height: int | None = None) -> FFNGraph:
+def suggest_graph(
+    trial: GraphTrial, name: str, activation: str, gated: bool, max_height: int | None = None
+) -> FFNGraph:
     """The graph that a trial's choices define. The names of all parameters start with `name`.
 
     Taking the first choice of every parameter gives `project(activation(expand(x)))`.
     """
+    return FFNGraph.parse(_suggest_formula(trial, name, activation, gated, max_height))
+
+
+def _suggest_formula(trial: GraphTrial, name: str, activation: str, gated: bool, max_height: int | None) -> str:
     if max_height is not None:
-        return FFNGraph.parse(suggest_tree(trial, name, activation, gated, max_height))
-    pre = _suggest_segment(trial, f"{name}/pre", "none", "x", {})
+        return suggest_tree(trial, name, activation, gated, max_height)
+    pre = _suggest_segment(trial, f"{name}/pre", NONE, "x", {})
     earlier = _earlier_values(pre)
     mid = _suggest_segment(trial, f"{name}/mid", activation, f"expand({pre})", earlier | _gate(pre, gated))
-    return FFNGraph.parse(_suggest_segment(trial, f"{name}/post", "none", f"project({mid})", earlier))
+    return _suggest_segment(trial, f"{name}/post", NONE, f"project({mid})", earlier)
 
 
 def count_graphs(activation: str, gated: bool, max_height: int | None = None) -> int:
@@ -59,36 +53,27 @@ def count_graphs(activation: str, gated: bool, max_height: int | None = None) ->
     total = 0
     # How many choices there are after `pre` depends only on whether it may be used again, and whether it is activated.
     kinds: dict[tuple[int, bool], list[str]] = {}
-    for pre in _segments("none", "x", {}):
+    for pre in _segments(NONE, "x", {}):
         kinds.setdefault((len(_earlier_values(pre)), is_activated(pre)), []).append(pre)
     for alike in kinds.values():
         earlier = _earlier_values(alike[0])
         middles = _segments(activation, f"expand({alike[0]})", earlier | _gate(alike[0], gated))
-        total += len(alike) * len(middles) * len(_segments("none", "project(mid)", earlier))
+        total += len(alike) * len(middles) * len(_segments(NONE, "project(mid)", earlier))
     return total
 
 
 def choices_of(graph: FFNGraph, name: str, gated: bool, max_height: int | None = None) -> dict[str, str] | None:
     """The choices for which `suggest_graph` returns this graph; None if the grammar cannot express it."""
-    formulas = graph.texts
-    pre = formulas[graph.nodes[graph.find("expand")].inputs[0]]
-    mid = formulas[graph.nodes[graph.find("project")].inputs[0]]
-    if max_height is not None:
-        return choices_of_tree(pre, mid, formulas[-1], name, gated, max_height)
-    earlier = _earlier_values(pre)
-    # For each segment the formula of its result, its input, and the earlier values that it may use.
-    segments: tuple[tuple[str, str, dict[str, str]], ...] = (
-        (pre, "x", {}),
-        (mid, f"expand({pre})", earlier | _gate(pre, gated)),
-        (formulas[-1], f"project({mid})", earlier),
-    )
-    result: dict[str, str] = {}
-    for segment, (formula, segment_input, sources) in zip(SEGMENTS, segments, strict=True):
-        choices = _choices_of_segment(formula, segment_input, sources)
-        if choices is None or (segment == "mid" and choices["op"] == "none"):
-            return None
-        result |= {f"{name}/{segment}/{key}": value for key, value in choices.items()}
-    return result
+    pre, mid = (graph.texts[graph.nodes[graph.find(linear)].inputs[0]] for linear in ("expand", "project"))
+    earlier = {"x": "x", "pre": pre, "gate": f"gate({pre})"}
+    inputs = {"pre": "x", "mid": f"expand({pre})", "post": f"project({mid})"}
+    leaves = {segment: earlier | {OWN: value} for segment, value in inputs.items()}
+    reader = Reader(name, {"pre": pre, "mid": mid, "post": str(graph)}, leaves)
+    try:
+        formula = _suggest_formula(reader, name, next(iter(UNARY)), gated, max_height)
+    except NotSpelledError:
+        return None
+    return reader.made if formula == str(graph) else None
 
 
 def _earlier_values(pre: str) -> dict[str, str]:
@@ -101,7 +86,7 @@ def _gate(pre: str, gated: bool) -> dict[str, str]:
     return {"gate": f"gate({pre})"} if gated else {}
 
 
-def _suggest_segment(trial: Trial, name: str, first: str, segment_input: str, earlier: dict[str, str]) -> str:
+def _suggest_segment(trial: GraphTrial, name: str, first: str, segment_input: str, earlier: dict[str, str]) -> str:
     """The formula of one segment; `first` is its operation in the base graph.
 
     Samplers require that the same parameter name always has the same choices. Where the choices depend on earlier ones,
@@ -109,16 +94,16 @@ def _suggest_segment(trial: Trial, name: str, first: str, segment_input: str, ea
     """
     operations = (first, *(op for op in (*UNARY, *BINARY) if op != first))
     op = trial.suggest_categorical(f"{name}/op", operations)
-    if op == "none":
+    if op == NONE:
         return segment_input
     if op in UNARY:
         return f"{op}({segment_input})"
     left = trial.suggest_categorical(f"{name}/left", activations())
-    sources = ("own", *earlier)
-    source = "own"
+    sources = (OWN, *earlier)
+    source = OWN
     if len(sources) > 1:
         source = trial.suggest_categorical(f"{name}/right/{'-'.join(sources)}", sources)
-    if source == "own":
+    if source == OWN:
         different = tuple(activation for activation in activations() if activation != left)
         right = activate(trial.suggest_categorical(f"{name}/right/own-not-{left}", different), segment_input)
     elif is_activated(earlier[source]):
@@ -159,36 +144,3 @@ class _FixedTrial:
             self.others += [(*self.made, other) for other in others]
         self.made += (chosen,)
         return chosen
-
-    def suggest_float(self, name: str, low: float, high: float) -> float:
-        raise NotImplementedError("segments have no sizes")
-
-
-def _choices_of_segment(formula: str, segment_input: str, earlier: dict[str, str]) -> dict[str, str] | None:
-    """The inverse of `_suggest_segment`; its keys do not include the segment's name."""
-    if formula == segment_input:
-        return {"op": "none"}
-    outer, inner_formula = without_activation(formula)
-    if outer != PLAIN and inner_formula == segment_input:
-        return {"op": outer}
-    op = outermost(inner_formula)
-    if op not in BINARY:
-        return None
-    first, second = arguments(inner_formula)
-    left = activation_of(first, segment_input)
-    if left is None:
-        return None
-    result = {"op": op, "left": left, "outer": outer}
-    sources = ("own", *earlier)
-    for source in sources:
-        value = earlier.get(source, segment_input)
-        activation = activation_of(second, value)
-        if activation is None or (source == "own" and activation == left):
-            continue
-        if source != "own" and is_activated(value):
-            if activation != PLAIN:
-                continue
-        else:
-            result[f"right/own-not-{left}" if source == "own" else f"right/{source}"] = activation
-        return result | ({f"right/{'-'.join(sources)}": source} if len(sources) > 1 else {})
-    return None

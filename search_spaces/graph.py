@@ -1,4 +1,4 @@
-"""The feed-forward network of a layer as an immutable directed acyclic graph of operations, stored in networkx.
+"""The feed-forward network of a layer as an immutable directed acyclic graph of operations.
 
 The text form is a formula such as `tanh(project(gelu(expand(x))))`. Equal subterms of a formula are one node of the
 graph, so intermediate results are reused.
@@ -48,15 +48,11 @@ class FFNGraph:
     node is the output.
 
     Attributes:
-        digraph: the graph with these numbers as nodes, their `op`, and on every edge `position`, a tuple of argument
-            indices: `(0, 1)` if both arguments are the same node. Neither its structure nor its attributes can be
-            changed; `digraph.copy()` is an ordinary DiGraph.
-        nodes: the same graph as a tuple of nodes, for fast iteration.
+        nodes: all nodes in this order.
 
     Raises GraphError if the digraph is not a valid FFN graph; the message names the digraph's nodes.
     """
 
-    digraph: "nx.DiGraph[int]"
     nodes: tuple[Node, ...]
 
     def __new__(cls, digraph: "nx.DiGraph[Any]") -> "FFNGraph":
@@ -68,26 +64,6 @@ class FFNGraph:
         if not isinstance(text, str):
             raise GraphError(f"must be a formula, not {shortened(text)}")
         return _parsed(text)
-
-    @classmethod
-    def from_json(cls, value: object, place: str = "graph") -> "FFNGraph":
-        """The graph from a formula, or from a list of `{"id": ..., "op": ..., "inputs": [ids]}` with the
-        input "x".
-
-        Raises GraphError, whose message starts with `place`.
-        """
-        try:
-            if isinstance(value, str):
-                return cls.parse(value)
-            if isinstance(value, list):
-                return cls(_digraph_from_list(value))
-            raise GraphError(f"must be a formula or a list of nodes, not {shortened(value)}")
-        except GraphError as error:
-            raise GraphError(f"{place}: {error}") from None
-
-    def to_json(self) -> str:
-        """The formula."""
-        return str(self)
 
     def __str__(self) -> str:
         return self.texts[-1]
@@ -136,21 +112,22 @@ class FFNGraph:
         channels of the wider value are dropped ("narrow": EfficientBERT) or appended unchanged ("wide": its transfer to
         TinyBERT).
         """
-        if mismatch not in MISMATCH:
-            raise ValueError(f"mismatch: must be 'narrow' or 'wide', not {shortened(mismatch)}")
         choose = min if mismatch == "narrow" else max
         fixed = {"x": outer, "expand": inner, "gate": inner, "project": outer}
         return tuple(self.fold(lambda op, inputs: fixed[op] if op in fixed else choose(inputs)))
 
-    def positions(self) -> dict[int, tuple[float, float]]:
-        """The position of every node in a drawing, (x, y) between -1 and 1, from networkx's multipartite layout.
-
-        A node is one column to the right of its rightmost argument, so the input is leftmost and the output rightmost.
-        `networkx.draw(graph.digraph, graph.positions())` draws the graph.
+    @property
+    def digraph(self) -> "nx.DiGraph[int]":
+        """A new networkx graph: its nodes are numbers with the attribute `op`; the edges have `position`, a tuple of
+        argument indices: `(0, 1)` if both arguments are the same node.
         """
-        columns = dict(enumerate(nx.topological_generations(self.digraph)))
-        layout = nx.multipartite_layout(self.digraph, subset_key=columns)
-        return {number: (float(x), float(y)) for number, (x, y) in sorted(layout.items())}
+        digraph: nx.DiGraph[int] = nx.DiGraph()
+        for number, node in enumerate(self.nodes):
+            digraph.add_node(number, op=node.op)
+            for source in dict.fromkeys(node.inputs):
+                positions = tuple([place for place, argument in enumerate(node.inputs) if argument == source])
+                digraph.add_edge(source, number, position=positions)
+        return digraph
 
     def find(self, op: str) -> int:
         """The number of the first node with this operation; `expand` and `project` occur exactly once."""
@@ -178,44 +155,6 @@ def _check_operation(op: object, inputs: int) -> None:
         raise GraphError(f"unknown operation {shortened(op)}{suggestion or '; known are x, ' + ', '.join(OPERATIONS)}")
     if inputs != arity(op):
         raise GraphError(f"{op!r} takes {arity(op)} input{'s' * (arity(op) > 1)}, found {inputs}")
-
-
-def _digraph_from_list(items: Sequence[object]) -> "nx.DiGraph[Any]":
-    """The digraph of a JSON list of nodes. Checks only for mistakes that could not be found in the digraph."""
-    if len(items) > MAX_TERMS:
-        raise GraphError(f"{len(items)} nodes; at most {MAX_NODES} are allowed")
-    operations: dict[Hashable, object] = {"x": "x"}
-    arguments: dict[Hashable, list[Hashable]] = {}
-    for index, item in enumerate(items):
-        if not isinstance(item, dict) or set(item) != {"id", "op", "inputs"}:
-            raise GraphError(f"[{index}]: must have exactly the keys id, op and inputs")
-        name, op, inputs = item["id"], item["op"], item["inputs"]
-        if not isinstance(inputs, list):
-            raise GraphError(f"[{index}].inputs: must be a list of ids, not {shortened(inputs)}")
-        for value in (name, *inputs):
-            if not isinstance(value, str | int) or isinstance(value, bool):
-                raise GraphError(f"[{index}]: an id is a text or a whole number, not {shortened(value)}")
-        if name in operations:
-            taken = "is the input's" if name == "x" else "is already taken"
-            raise GraphError(f"[{index}].id: {shortened(name)} {taken}")
-        if op == "x":
-            raise GraphError(f"[{index}].op: the input 'x' is there already; refer to it by the id 'x'")
-        operations[name], arguments[name] = op, inputs
-    digraph: nx.DiGraph[Any] = nx.DiGraph()
-    digraph.add_nodes_from((name, {"op": op}) for name, op in operations.items())
-    for name, inputs in arguments.items():
-        for source in inputs:
-            if source not in operations:
-                raise GraphError(
-                    f"node {shortened(name)} ({shortened(operations[name])}): there is no node {shortened(source)}"
-                )
-            _add_edge(digraph, source, name, inputs)
-    return digraph
-
-
-def _add_edge(digraph: "nx.DiGraph[Any]", source: Hashable, target: Hashable, inputs: Sequence[Hashable]) -> None:
-    positions = tuple([position for position, argument in enumerate(inputs) if argument == source])
-    digraph.add_edge(source, target, position=positions)
 
 
 def _formula_of(digraph: "nx.DiGraph[Any]") -> str:
@@ -284,38 +223,9 @@ def _parsed(text: str) -> FFNGraph:
         raise GraphError(f"{len(nodes)} nodes; at most {MAX_NODES} are allowed")
     graph = object.__new__(FFNGraph)
     object.__setattr__(graph, "nodes", nodes)
-    object.__setattr__(graph, "digraph", _frozen_digraph(nodes))
     _check_linear(nodes)
     _check_kinds(graph)
     return graph
-
-
-class _Attributes(dict[str, Any]):
-    """Attributes of a node or an edge, read-only once networkx has set them. Copies are ordinary dictionaries."""
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        if self:
-            self._refuse()
-        super().update(*args, **kwargs)
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise nx.NetworkXError("Frozen graph can't be modified")
-
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = _refuse
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-
-def _frozen_digraph(nodes: Sequence[Node]) -> "nx.DiGraph[int]":
-    digraph: nx.DiGraph[int] = nx.DiGraph()
-    # Set on this instance alone: `copy` returns a digraph with networkx's ordinary dictionaries.
-    digraph.node_attr_dict_factory = digraph.edge_attr_dict_factory = _Attributes
-    for number, node in enumerate(nodes):
-        digraph.add_node(number, op=node.op)
-        for source in dict.fromkeys(node.inputs):
-            _add_edge(digraph, source, number, node.inputs)
-    return nx.freeze(digraph)
 
 
 def _check_linear(nodes: Sequence[Node]) -> None:

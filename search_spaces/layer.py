@@ -176,7 +176,7 @@ class FFN:
         """JSON-serialisable values; the inverse of `from_json`."""
         if not self.stack:
             return {"stack": 0}
-        value = {"graph": self.graph.to_json(), "stack": self.stack, "expansion": str(self.expansion)}
+        value = {"graph": str(self.graph), "stack": self.stack, "expansion": str(self.expansion)}
         return value | ({} if self.experts == DENSE else {"experts": self.experts.to_json()})
 
     @classmethod
@@ -186,9 +186,9 @@ class FFN:
         required = 0 if isinstance(value, dict) and value.get("stack") == 0 else 1
         values = as_object(place, value, keys[:required], keys[required:])
         try:
-            graph = FFNGraph.from_json(values["graph"], f"{place}.graph") if "graph" in values else GELU
+            graph = FFNGraph.parse(values["graph"]) if "graph" in values else GELU
         except GraphError as error:
-            raise ArchitectureError(str(error)) from None
+            raise ArchitectureError(f"{place}.graph: {error}") from None
         with in_place(place):
             experts = Experts.from_json(values["experts"]) if "experts" in values else DENSE
             return cls(graph, values.get("stack", 1), as_fraction("expansion", values.get("expansion", 1)), experts)

@@ -1,19 +1,25 @@
 """What both grammars of graphs have in common: the choices of a trial, and how formulas are put together and read."""
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from search_spaces.operations import UNARY
+from search_spaces.operations import BINARY, UNARY
 
 PLAIN, NONE = "plain", "none"
+# The name of a segment's input among what its arguments are made of.
+OWN = "own"
 
 
-class Trial(Protocol):
-    """The part of `optuna.Trial` that a space needs."""
+class GraphTrial(Protocol):
+    """The part of `optuna.Trial` that a grammar needs."""
 
     def suggest_categorical(self, name: str, choices: Sequence[str]) -> str: ...
+
+
+class Trial(GraphTrial, Protocol):
+    """The part of `optuna.Trial` that a space needs."""
 
     def suggest_float(self, name: str, low: float, high: float) -> float: ...
 
@@ -72,3 +78,56 @@ def arguments(formula: str) -> tuple[str, str]:
         if formula[index] == "," and not depth:
             return formula[start:index], formula[index + 1 : -1]
     raise ValueError(f"{formula} has one argument")
+
+
+class NotSpelledError(Exception):
+    """A grammar has no choices for a formula."""
+
+
+@dataclass
+class Reader:
+    """A trial that makes the choices that lead to a given formula, if there are any, and collects them in `made`.
+
+    After the prefix, the name of a parameter has the segment and the way from its result to one of its arguments, such
+    as `mid/left/right`.
+
+    Attributes:
+        prefix: what the names of all parameters start with.
+        segments: the formula of each segment's result.
+        leaves: for each segment the formulas that its arguments can be made of, by their names in choices.
+    """
+
+    prefix: str
+    segments: Mapping[str, str]
+    leaves: Mapping[str, Mapping[str, str]]
+    made: dict[str, str] = field(default_factory=dict)
+
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
+        segment, *steps = name.removeprefix(f"{self.prefix}/").split("/")
+        part, leaves = self.segments[segment], self.leaves[segment]
+        while steps and steps[0] in ("left", "right"):
+            part = arguments(without_activation(part)[1])[steps.pop(0) == "right"]
+        chosen, inner = without_activation(part)
+        if steps and steps[-1] == "op":
+            if outermost(inner) in BINARY:
+                chosen = outermost(inner)
+            elif chosen not in choices:
+                chosen = NONE
+        elif set(choices) <= leaves.keys():
+            chosen = _first_leaf(part, {choice: leaves[choice] for choice in choices})
+        if chosen not in choices:
+            raise NotSpelledError
+        self.made[name] = chosen
+        return chosen
+
+
+def _first_leaf(formula: str, leaves: Mapping[str, str]) -> str:
+    """The name of the leaf with which a tree of binary operations begins, activated or not."""
+    while True:
+        for name, leaf in leaves.items():
+            if activation_of(formula, leaf) is not None:
+                return name
+        inner = without_activation(formula)[1]
+        if outermost(inner) not in BINARY:
+            raise NotSpelledError
+        formula = arguments(inner)[0]

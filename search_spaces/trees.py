@@ -21,20 +21,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from search_spaces.operations import BINARY, UNARY
-from search_spaces.spelling import (
-    NONE,
-    PLAIN,
-    Trial,
-    activation_of,
-    activations,
-    arguments,
-    outermost,
-    without_activation,
-)
+from search_spaces.spelling import NONE, OWN, PLAIN, GraphTrial, activation_of, activations
 
 # The heights that EfficientBERT's released code allows. No higher tree is sure to keep to the limits of `FFNGraph`.
 MIN_HEIGHT, MAX_HEIGHT = 3, 7
-OWN = "own"
 
 
 class Value(NamedTuple):
@@ -62,36 +52,12 @@ def height_of(formula: str) -> int:
     return highest
 
 
-def suggest_tree(trial: Trial, name: str, activation: str, gated: bool, max_height: int) -> str:
+def suggest_tree(trial: GraphTrial, name: str, activation: str, gated: bool, max_height: int) -> str:
     """The formula that a trial's choices define, see `search_spaces.grammar.suggest_graph`."""
     pre = _suggest_segment(trial, f"{name}/pre", NONE, {OWN: X}, max_height - 3)
-    mid = _suggest_segment(trial, f"{name}/mid", activation, _leaves_of_mid(pre, gated), max_height - 1)
-    return _suggest_segment(trial, f"{name}/post", NONE, _leaves_of_post(mid), max_height).text
-
-
-def choices_of_tree(pre: str, mid: str, post: str, name: str, gated: bool, max_height: int) -> dict[str, str] | None:
-    """The choices for which `suggest_tree` returns the formula `post` with these segments; None if there are none.
-
-    Args:
-        pre, mid: the arguments of `expand` and of `project`.
-    """
-    if height_of(post) > max_height:
-        return None
-    leaves_of_mid = _leaves_of_mid(Value(pre, height_of(pre)), gated)
-    leaves_of_post = _leaves_of_post(Value(mid, height_of(mid)))
-    if mid == leaves_of_mid[OWN].text:
-        return None
-    parts = (
-        _choices_of_segment(pre, f"{name}/pre", {OWN: X}, max_height - 3),
-        _choices_of_segment(mid, f"{name}/mid", leaves_of_mid, max_height - 1),
-        _choices_of_segment(post, f"{name}/post", leaves_of_post, max_height),
-    )
-    result: dict[str, str] = {}
-    for part in parts:
-        if part is None:
-            return None
-        result |= part
-    return result
+    leaves = {OWN: pre.after("expand"), "x": X} | ({"gate": pre.after("gate")} if gated else {})
+    mid = _suggest_segment(trial, f"{name}/mid", activation, leaves, max_height - 1)
+    return _suggest_segment(trial, f"{name}/post", NONE, {OWN: mid.after("project"), "x": X}, max_height).text
 
 
 def count_trees(gated: bool, max_height: int) -> int:
@@ -106,15 +72,7 @@ def count_trees(gated: bool, max_height: int) -> int:
     return total
 
 
-def _leaves_of_mid(pre: Value, gated: bool) -> Leaves:
-    return {OWN: pre.after("expand"), "x": X} | ({"gate": pre.after("gate")} if gated else {})
-
-
-def _leaves_of_post(mid: Value) -> Leaves:
-    return {OWN: mid.after("project"), "x": X}
-
-
-def _suggest_segment(trial: Trial, name: str, first: str, leaves: Leaves, limit: int) -> Value:
+def _suggest_segment(trial: GraphTrial, name: str, first: str, leaves: Leaves, limit: int) -> Value:
     """A segment of at most the height `limit`; `first` is its operation in the base graph."""
     own = leaves[OWN]
     if own.height == limit:
@@ -130,7 +88,7 @@ def _suggest_segment(trial: Trial, name: str, first: str, leaves: Leaves, limit:
     return own if op == NONE else own.after(op)
 
 
-def _suggest_binary(trial: Trial, name: str, op: str, first: str, leaves: Leaves, limit: int) -> Value:
+def _suggest_binary(trial: GraphTrial, name: str, op: str, first: str, leaves: Leaves, limit: int) -> Value:
     """A binary operation of at most the height `limit`, activated or not, whose first leaf is the one of this name."""
     left, leaf = _suggest_left(trial, f"{name}/left", first, leaves, limit - 1)
     right = _suggest_right(trial, f"{name}/right", leaf, leaves, limit - 1)
@@ -138,7 +96,7 @@ def _suggest_binary(trial: Trial, name: str, op: str, first: str, leaves: Leaves
     return _suggest_activation(trial, f"{name}/outer", joined, limit)
 
 
-def _suggest_activation(trial: Trial, name: str, value: Value, limit: int, different: str | None = None) -> Value:
+def _suggest_activation(trial: GraphTrial, name: str, value: Value, limit: int, different: str | None = None) -> Value:
     """The value with an activation or without, if there is room for one; `different` is excluded."""
     choices = _activations(value, limit, different)
     chosen = choices[0] if value.height == limit else trial.suggest_categorical(name, choices)
@@ -155,7 +113,7 @@ def _activations(value: Value, limit: int, different: str | None = None) -> tupl
 
 
 def _suggest_left(
-    trial: Trial, name: str, first: str, leaves: Leaves, limit: int
+    trial: GraphTrial, name: str, first: str, leaves: Leaves, limit: int
 ) -> tuple[Value, tuple[str, str] | None]:
     """The first argument of a binary operation, and the leaf and the activation that it is unless it is nested."""
     if _joins(first, leaves, limit):
@@ -168,19 +126,22 @@ def _suggest_left(
     return value, (first, activation)
 
 
-def _suggest_right(trial: Trial, name: str, left: tuple[str, str] | None, leaves: Leaves, limit: int) -> Value:
+def _suggest_right(trial: GraphTrial, name: str, left: tuple[str, str] | None, leaves: Leaves, limit: int) -> Value:
     """The second argument of a binary operation, which differs from the leaf and activation `left`."""
-    if nestable := _nestable(leaves, limit):
+    if nestable := tuple(leaf for leaf in leaves if _joins(leaf, leaves, limit)):
         op = trial.suggest_categorical(f"{name}/op", (NONE, *BINARY))
         if op != NONE:
             first = _suggest_leaf(trial, f"{name}/of", nestable)
             return _suggest_binary(trial, name, op, first, leaves, limit)
-    leaf = _suggest_leaf(trial, name, _right_leaves(left, leaves, limit))
-    different = _different(leaf, left)
-    return _suggest_activation(trial, _name_of_activation(name, leaf, different), leaves[leaf], limit, different)
+    excluded = {} if left is None else dict([left])
+    names = tuple(leaf for leaf, value in leaves.items() if _activations(value, limit, excluded.get(leaf)))
+    leaf = _suggest_leaf(trial, name, names)
+    different = excluded.get(leaf)
+    name_of_activation = f"{name}/{leaf}" if different is None else f"{name}/{leaf}-not-{different}"
+    return _suggest_activation(trial, name_of_activation, leaves[leaf], limit, different)
 
 
-def _suggest_leaf(trial: Trial, name: str, names: tuple[str, ...]) -> str:
+def _suggest_leaf(trial: GraphTrial, name: str, names: tuple[str, ...]) -> str:
     return trial.suggest_categorical(f"{name}/{'-'.join(names)}", names) if len(names) > 1 else names[0]
 
 
@@ -189,97 +150,6 @@ def _joins(first: str, leaves: Leaves, limit: int) -> bool:
     room = limit - 1 - leaves[first].height
     others = (value for name, value in leaves.items() if name != first)
     return room > 0 or (room == 0 and any(value.height < limit for value in others))
-
-
-def _nestable(leaves: Leaves, limit: int) -> tuple[str, ...]:
-    """The leaves that can be the first of a binary operation."""
-    return tuple(name for name in leaves if _joins(name, leaves, limit))
-
-
-def _different(leaf: str, left: tuple[str, str] | None) -> str | None:
-    """The activation that this leaf must not have in the second argument."""
-    return left[1] if left is not None and left[0] == leaf else None
-
-
-def _right_leaves(left: tuple[str, str] | None, leaves: Leaves, limit: int) -> tuple[str, ...]:
-    """The leaves that can be the second argument."""
-    return tuple(name for name, value in leaves.items() if _activations(value, limit, _different(name, left)))
-
-
-def _name_of_activation(name: str, leaf: str, different: str | None) -> str:
-    return f"{name}/{leaf}" if different is None else f"{name}/{leaf}-not-{different}"
-
-
-def _choices_of_segment(formula: str, name: str, leaves: Leaves, limit: int) -> dict[str, str] | None:
-    """The inverse of `_suggest_segment`, for a formula of at most the height `limit`."""
-    own = leaves[OWN]
-    if own.height == limit:
-        return {} if formula == own.text else None
-    joins = _joins(OWN, leaves, limit)
-    activation = activation_of(formula, own.text)
-    if activation is not None:
-        return {f"{name}/op" if joins else f"{name}/unary/op": NONE if activation == PLAIN else activation}
-    return _choices_of_binary(formula, name, OWN, leaves, limit) if joins else None
-
-
-def _choices_of_binary(formula: str, name: str, first: str, leaves: Leaves, limit: int) -> dict[str, str] | None:
-    """The inverse of `_suggest_binary`, with the choice of the operation."""
-    activation, inner = without_activation(formula)
-    op = outermost(inner)
-    if op not in BINARY:
-        return None
-    left, right = arguments(inner)
-    leaf: tuple[str, str] | None = None
-    activation_of_left = activation_of(left, leaves[first].text)
-    if activation_of_left is None:
-        of_left = _choices_of_binary(left, f"{name}/left", first, leaves, limit - 1)
-    else:
-        leaf = first, activation_of_left
-        of_left = {f"{name}/left/op": NONE} if _joins(first, leaves, limit - 1) else {}
-        if leaves[first].height < limit - 1:
-            of_left[f"{name}/left"] = activation_of_left
-    of_right = _choices_of_right(right, f"{name}/right", leaf, leaves, limit - 1)
-    if of_left is None or of_right is None:
-        return None
-    outer = {f"{name}/outer": activation} if height_of(inner) < limit else {}
-    return {f"{name}/op": op} | of_left | of_right | outer
-
-
-def _choices_of_right(
-    formula: str, name: str, left: tuple[str, str] | None, leaves: Leaves, limit: int
-) -> dict[str, str] | None:
-    nestable = _nestable(leaves, limit)
-    first = _first_leaf(formula, leaves)
-    if first is None:
-        return None
-    activation = activation_of(formula, leaves[first].text)
-    if activation is None:
-        nested = _choices_of_binary(formula, name, first, leaves, limit)
-        return nested and nested | _choice_of_leaf(f"{name}/of", first, nestable)
-    different = _different(first, left)
-    if activation == different:
-        return None
-    result = {f"{name}/op": NONE} if nestable else {}
-    result |= _choice_of_leaf(name, first, _right_leaves(left, leaves, limit))
-    if leaves[first].height < limit:
-        result[_name_of_activation(name, first, different)] = activation
-    return result
-
-
-def _choice_of_leaf(name: str, leaf: str, names: tuple[str, ...]) -> dict[str, str]:
-    return {f"{name}/{'-'.join(names)}": leaf} if len(names) > 1 else {}
-
-
-def _first_leaf(formula: str, leaves: Leaves) -> str | None:
-    """The name of the leaf with which a tree begins; None if it is not among these."""
-    while True:
-        for name, value in leaves.items():
-            if activation_of(formula, value.text) is not None:
-                return name
-        _, inner = without_activation(formula)
-        if outermost(inner) not in BINARY:
-            return None
-        formula, _ = arguments(inner)
 
 
 def _by_height(own: int, others: tuple[int, ...], limit: int) -> dict[int, int]:

@@ -77,14 +77,14 @@ def layout(graph: FFNGraph) -> tuple[dict[int, tuple[int, int]], int]:
     column for each topological generation, so that all edges lead to the right.
     """
     places: dict[int, tuple[int, int]] = {}
-    lanes = 1
-    for column, generation in enumerate(nx.topological_generations(graph.digraph)):
+    lanes, digraph = 1, graph.digraph
+    for column, generation in enumerate(nx.topological_generations(digraph)):
         nodes = sorted(generation)
         lanes = max(lanes, len(nodes))
         places |= {
             node: (column * COLUMN, lane * LANE - (len(nodes) - 1) * LANE // 2) for lane, node in enumerate(nodes)
         }
-    passing = any(places[target][0] - places[source][0] > COLUMN for source, target in graph.digraph.edges)
+    passing = any(places[target][0] - places[source][0] > COLUMN for source, target in digraph.edges)
     return places, lanes * LANE + (3 * RISE if passing else 0)
 
 
@@ -105,7 +105,7 @@ def _label(number: int, genes: FFN, base: Base, middle: int) -> Iterator[str]:
 
 
 def _edges(graph: FFNGraph, places: dict[int, tuple[int, int]], middle: int) -> Iterator[str]:
-    for source, target in sorted(graph.digraph.edges):
+    for source, target, positions in sorted(graph.digraph.edges(data="position")):
         (left, y0), (right, y1) = places[source], places[target]
         x0, x1, y0, y1 = LEFT + left + WIDTH, LEFT + right, middle + y0, middle + y1
         line = f"M{x0} {y0} L{x1} {y1}"
@@ -115,7 +115,7 @@ def _edges(graph: FFNGraph, places: dict[int, tuple[int, int]], middle: int) -> 
             far = side * max(side * y0, side * y1) + side * 2 * RISE
             line = f"M{x0} {y0} C{x0 + COLUMN // 2} {far} {x1} {far} {x1 + WIDTH // 2} {y1}"
         yield f'<path d="{line}" marker-end="url(#end)"/>'
-        if len(graph.digraph.edges[source, target]["position"]) > 1:
+        if len(positions) > 1:
             yield _text((x0 + x1) // 2 - 12, (y0 + y1) // 2 - 9, "both", 'font-size="10"')
 
 

@@ -181,21 +181,11 @@ def test_as_a_program(tmp_path: Path) -> None:
     assert result.stderr == f"nas.inspect: {path}: NaN is not a number in JSON (see --help)\n"
 
 
-def nodes(*given: tuple[str, str, list[str]]) -> list[dict[str, object]]:
-    return [{"id": name, "op": op, "inputs": inputs} for name, op, inputs in given]
-
-
-LONG = nodes(("0", "expand", ["x"]), *((f"{i + 1}", "relu", [f"{i}"]) for i in range(10_000)))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"graph": nodes(("a", "expand", ["x"]), ("b", "relu", ["c"]), ("c", "project", ["b"]))}, "cycle"),
-        ({"graph": nodes(("a", "expand", ["x"]), ("b", "project", ["a"]), ("c", "relu", ["b"]), ("d", "tanh", ["b"]))},
-         "output"),
+        ({"graph": [{"id": "a", "op": "expand", "inputs": ["x"]}]}, "layers[0].ffn.graph: must be a formula, not "),
         ({"graph": "gelu(expand(x))"}, "project"),
-        ({"graph": LONG}, "layers[0].ffn.graph: "),
         ({"graph": "project(" + 10_000 * "gelu(" + "expand(x)" + 10_001 * ")"}, "layers[0].ffn.graph: "),
         ({"graph": "project(gleu(expand(x)))"}, "layers[0].ffn.graph: unknown operation 'gleu'; did you mean 'gelu'?"),
         ({"expansion": "1/100"}, "layers[0].ffn.expansion: 1/100 of the inner width 32 leaves no channel"),

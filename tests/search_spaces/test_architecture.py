@@ -231,7 +231,7 @@ FAULTS: list[tuple[str, object, str]] = [
         "project(gleu(expand(x)))",
         "layers[3].ffn.graph: unknown operation 'gleu'; did you mean 'gelu'?",
     ),
-    ("layers.3.ffn.graph", 5, "layers[3].ffn.graph: must be a formula or a list of nodes, not 5"),
+    ("layers.3.ffn.graph", 5, "layers[3].ffn.graph: must be a formula, not 5"),
     ("layers.1.ffn.stack", -1, "layers[1].ffn.stack: must be from 0 to 16, not -1"),
     ("layers.1.ffn.stack", 17, "layers[1].ffn.stack: must be from 0 to 16, not 17"),
     ("layers.1.ffn.stack", False, "layers[1].ffn.stack: must be a whole number, not False"),
