@@ -37,7 +37,6 @@ from nas.preparation.prepare import prepare
 from nas.preparation.untrained import prepare_untrained
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
-from nas.study.description import Parameters
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 
@@ -83,10 +82,10 @@ class Budget:
         """A search whose sampler has this seed: its winner, and how it was found."""
         space, table = self.plan.space, self.plan.table
         study = optuna.create_study(direction="maximize", sampler=sampler_of(self.plan, self.workspace, seed))
-        ledger.enqueue_missing(study, Parameters.of(space), self.plan.baselines)
+        ledger.enqueue_missing(study, space, self.plan.baselines)
         seconds = 0.0
         while len(ledger.finished(study)) < table.trials:
-            trial, architecture = ledger.ask(study, space, table.sampler, self.workspace.labels)
+            trial, architecture = ledger.ask(study, space, table.sampler)
             if ledger.resolve_duplicate(study, trial.number):
                 continue
             score, taken = timed(lambda: self.untrained.evaluate(architecture))  # noqa: B023

@@ -24,7 +24,6 @@ from nas.planning.stages import plan, sampler_of
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
-from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from nas.workers.cluster import Cluster, ray_session
 from nas.workers.runner import evaluate_trial, evaluator_of
@@ -75,7 +74,7 @@ def measure(workspace: Workspace, candidates: int, folder: Path) -> list[dict[st
     """Run stage 1 with one worker; returns the lines of `evaluate_and_log`, before each candidate and one more."""
     stage = plan(workspace.config, workspace, "1", None, ())
     study = ledger.open_study(sqlite_url(folder / "study.db"), stage.study, sampler_of(stage, workspace))
-    ledger.enqueue_missing(study, Parameters.of(stage.space), stage.baselines)
+    ledger.enqueue_missing(study, stage.space, stage.baselines)
     log, cluster = folder / "worker.jsonl", Cluster(workers=1)
     with ray_session(cluster):
         run_trials(

@@ -36,7 +36,6 @@ from nas.preparation.workspace import Workspace
 from nas.report.notes import add_note
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from nas.workers.cluster import Cluster, ray_session
 from nas.workers.runner import run as run_trials
@@ -109,8 +108,8 @@ def fill(folder: Path, sampler: str, trials: int) -> None:
     space, rng = demo_space(), random.Random(SEED)
     study = open_study(folder, space, sampler)
     for _ in range(trials):
-        ledger.enqueue(study, Parameters.of(space), space.sample(rng), "before")
-        trial, architecture = ledger.ask(study, space, "before", 2)
+        ledger.enqueue(study, space, space.sample(rng), "before")
+        trial, architecture = ledger.ask(study, space, "before")
         ledger.report(study, trial.number, 30, 0.7)
         ledger.complete(study, trial.number, score_of(repr(architecture)), {"standard_error": 0.01})
 

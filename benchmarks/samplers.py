@@ -15,7 +15,7 @@ import optuna
 from scipy.stats import kendalltau
 
 from benchmarks.common import Report, summarise
-from benchmarks.tabulate import LABELS, Table, load
+from benchmarks.tabulate import Table, load
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 
@@ -30,7 +30,7 @@ def search(table: Table, sampler: str, seed: int) -> list[float]:
     study = optuna.create_study(direction="maximize", sampler=proposer)
     scores: list[float] = []
     while len(scores) < MIN_EVALUATIONS or (max(scores) < table.good and len(scores) < MAX_EVALUATIONS):
-        trial, architecture = ledger.ask(study, table.space, "benchmark", LABELS)
+        trial, architecture = ledger.ask(study, table.space, "benchmark")
         scores.append(table.scores[architecture])
         ledger.complete(study, trial.number, scores[-1], {})
     return scores

@@ -86,7 +86,7 @@ class Candidate:
 
     @property
     def in_budget(self) -> bool:
-        return bool(self.trial.user_attrs.get(names.IN_BUDGET))
+        return bool(self.trial.user_attrs.get(names.WITHIN_BUDGET))
 
     @property
     def architecture(self) -> Architecture:

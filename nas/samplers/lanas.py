@@ -5,6 +5,7 @@ good and bad regions. See `lanas_published` for the original.
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from optuna.trial import TrialState
@@ -44,27 +45,20 @@ class LaNAS(TreeSampler):
     in the order of their expected improvement by a Gaussian process. A zero-cost proxy is a further feature, scaled to
     mean 0 and variance 1 over random members of the space.
 
-    Args:
-        first_random: None: `N_STARTUP_TRIALS`, or `N_STARTUP_TRIALS_WITH_PROXY` with a proxy that tells members apart.
-        refit_every: the tree is learned again after so many trials; None: at `GROWTH` times as many.
+    By default, the first `N_STARTUP_TRIALS` proposals are random, or `N_STARTUP_TRIALS_WITH_PROXY` with a proxy that
+    tells members apart, and the tree is learned again at `GROWTH` times as many trials.
     """
 
-    def __init__(
-        self,
-        space: Space,
-        seed: int,
-        proxy: ZeroCostProxy | None = None,
-        *,
-        exploration: float = EXPLORATION,
-        leaf_size: int = LEAF_SIZE,
-        first_random: int | None = None,
-        refit_every: int | None = None,
-    ) -> None:
+    exploration = EXPLORATION
+    leaf_size = LEAF_SIZE
+    first_random = N_STARTUP_TRIALS
+    refit_every: int | None = None
+
+    def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None, **settings: Any) -> None:
         proxy = None if proxy is None else normalised(proxy, space)
-        if first_random is None:
-            first_random = N_STARTUP_TRIALS if proxy is None else N_STARTUP_TRIALS_WITH_PROXY
-        super().__init__(space, seed, proxy, exploration=exploration, leaf_size=leaf_size, first_random=first_random)
-        self.refit_every = refit_every
+        if proxy is not None:
+            settings = {"first_random": N_STARTUP_TRIALS_WITH_PROXY, **settings}
+        super().__init__(space, seed, proxy, **settings)
         # The trials from which the classifiers of the tree are learned, see `path_to_leaf`.
         self._learned, self._classifiers = np.empty((0, 0)), dict[tuple[bytes, bytes], Ridge]()
 

@@ -30,11 +30,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nas.samplers.proposer import ZeroCostProxy
 from nas.samplers.regions import Path, Region, TreeSampler, descend, split, within
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
-from search_spaces.spaces import Space
 
 # The number of nodes from the root to the deepest leaf.
 HEIGHT = 5
@@ -55,19 +53,10 @@ class PublishedLaNAS(TreeSampler):
     member of the leaf is proposed. The zero-cost proxy is not used.
     """
 
-    def __init__(
-        self,
-        space: Space,
-        seed: int,
-        proxy: ZeroCostProxy | None = None,
-        *,
-        exploration: float = EXPLORATION,
-        leaf_size: int = LEAF_SIZE,
-        first_random: int = FIRST_RANDOM,
-        refit_every: int = REFIT_EVERY,
-    ) -> None:
-        super().__init__(space, seed, proxy, exploration=exploration, leaf_size=leaf_size, first_random=first_random)
-        self.refit_every = refit_every
+    exploration = EXPLORATION
+    leaf_size = LEAF_SIZE
+    first_random = FIRST_RANDOM
+    refit_every: int = REFIT_EVERY
 
     def from_leaf(self, observations: Sequence[Observation], rng: random.Random) -> list[Architecture]:
         architectures = [observation.architecture for observation in observations]

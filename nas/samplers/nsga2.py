@@ -8,7 +8,7 @@ from optuna.samplers.nsgaii._elite_population_selection_strategy import NSGAIIEl
 from optuna.trial import FrozenTrial, TrialState
 
 from nas.samplers.random import RandomSampler
-from nas.study.attributes import DUPLICATE_OF, IN_BUDGET
+from nas.study.attributes import DUPLICATE_OF, WITHIN_BUDGET
 from nas.study.ledger import Observation, architecture_of
 from search_spaces.architecture import Architecture
 from search_spaces.neighbourhood import neighbours
@@ -32,7 +32,7 @@ class NSGA2(RandomSampler):
         candidates = [
             complete
             for complete in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            if complete.user_attrs[IN_BUDGET] and DUPLICATE_OF not in complete.user_attrs
+            if complete.user_attrs[WITHIN_BUDGET] and DUPLICATE_OF not in complete.user_attrs
         ]
         if len(candidates) >= POPULATION_SIZE:
             parents = NSGAIIElitePopulationSelectionStrategy(population_size=POPULATION_SIZE)(study, candidates)

@@ -111,28 +111,26 @@ class TreeSampler(RandomSampler):
     """Proposals are random until there are enough scores, and then come from a leaf of the tree (`from_leaf`).
 
     Args:
+        settings: values that replace the attributes of these names.
+
+    Attributes:
         exploration: the constant of `upper_bound`.
         leaf_size: a region is not split if one part would have fewer of the trials from which the tree is learned.
         first_random: proposals are random until this many trials have a score.
+        refit_every: the tree is learned again after this many trials.
     """
 
     n_objectives = (1,)
     settings: ClassVar[tuple[str, ...]] = ("exploration", "leaf_size", "first_random", "refit_every")
+    exploration: float
+    leaf_size: int
+    first_random: int
+    refit_every: int | None
 
-    def __init__(
-        self,
-        space: Space,
-        seed: int,
-        proxy: ZeroCostProxy | None,
-        *,
-        exploration: float,
-        leaf_size: int,
-        first_random: int,
-    ) -> None:
+    def __init__(self, space: Space, seed: int, proxy: ZeroCostProxy | None = None, **settings: Any) -> None:
         super().__init__(space, seed, proxy)
-        self.exploration = exploration
-        self.leaf_size = leaf_size
-        self.first_random = first_random
+        for name, value in settings.items():
+            setattr(self, name, value)
         self._features: dict[Architecture, np.ndarray] = {}
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:

@@ -31,7 +31,6 @@ from nas.search.progress import NO_TRIAL, Listener
 from nas.search.run import SearchRun
 from nas.study import ledger
 from nas.study.attributes import COSTS, TEACHER
-from nas.study.description import Parameters
 from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, REFERENCE, prefix_of
 from nas.study.storage import reporting_failures
@@ -175,7 +174,7 @@ class Search:
         study = ledger.open_study(self.search.url, f"{self.prefix}{plan.study}", sampler, plan.goals)
         self._record_teacher(study, plan)
         ledger.requeue_unfinished(study)
-        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.enqueued)
+        ledger.enqueue_missing(study, plan.space, plan.enqueued)
         self.listener.started(study, NO_TRIAL, plan.trials)
         run(
             study,
@@ -215,7 +214,7 @@ class Search:
         study = ledger.open_study(self.search.url, f"{self.prefix}{REFERENCE}", goals=plan.goals)
         self._record_teacher(study, plan)
         ledger.requeue_unfinished(study)
-        ledger.enqueue_missing(study, Parameters.of(plan.space), plan.references)
+        ledger.enqueue_missing(study, plan.space, plan.references)
         total = len(ledger.waiting(study)) + len(ledger.finished(study))
         run(
             study,
@@ -247,8 +246,7 @@ class Search:
         ledger.requeue_unfinished(study)
         enqueued = [(architecture, origin, seed) for seed in seeds for architecture, origin in wanted]
         # What is confirmed may differ in graphs and in sizes.
-        parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
-        if ledger.enqueue_missing(study, parameters, enqueued):
+        if ledger.enqueue_missing(study, space, enqueued, vary=frozenset({GRAPHS, SIZES})):
             self.listener.say(f"training {len(wanted)} architectures with {len(seeds)} fresh seeds each")
         total = len(ledger.waiting(study)) + len(ledger.finished(study))
         run(

@@ -7,7 +7,7 @@ from optuna import Study
 from optuna.trial import FrozenTrial
 
 # The architecture as JSON; the fingerprint of the function that it computes; whether it is within the budget.
-ARCHITECTURE, FUNCTION, IN_BUDGET = "architecture", "function", "within_budget"
+ARCHITECTURE, FUNCTION, WITHIN_BUDGET = "architecture", "function", "within_budget"
 # The sampler or baseline that the architecture is from, and if a sampler proposed it, the choices of the space that
 # lead to it.
 ORIGIN, CHOICES = "origin", "choices"

@@ -15,7 +15,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
-from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, IN_BUDGET, PREFIX, attribute
+from nas.study.attributes import ARCHITECTURE, CHOICES, FUNCTION, PREFIX, WITHIN_BUDGET, attribute
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
@@ -102,13 +102,13 @@ class Parameters:
         return (f"{PREFIX}{number:0{digits}}/" for number in range(1, self.base.depth + 1))
 
 
-def architecture_attributes(architecture: Architecture, space: Space, labels: int) -> dict[str, Any]:
+def architecture_attributes(architecture: Architecture, space: Space) -> dict[str, Any]:
     """The attributes of a trial that describe its architecture to people."""
     return {
-        IN_BUDGET: space.within_budget(architecture),
-        "params": cost.params(architecture, labels, space.head),
-        "params_active": cost.params_active(architecture, labels, space.head),
-        "macs": cost.macs(architecture, labels=labels, head=space.head),
+        WITHIN_BUDGET: space.within_budget(architecture),
+        "params": cost.params(architecture, space.labels, space.head),
+        "params_active": cost.params_active(architecture, space.labels, space.head),
+        "macs": cost.macs(architecture, labels=space.labels, head=space.head),
     } | {limit.name: limit.total(architecture) for limit in space.limits}
 
 

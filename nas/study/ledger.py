@@ -32,10 +32,10 @@ from nas.study.attributes import (
     FOR_PROGRAMS,
     FUNCTION,
     GOALS,
-    IN_BUDGET,
     ORIGIN,
     RUNG,
     SEED,
+    WITHIN_BUDGET,
     attribute,
     goals_of,
 )
@@ -81,9 +81,19 @@ def open_study(
 
 
 def enqueue(
-    study: optuna.Study, parameters: Parameters, architecture: Architecture, origin: str, seed: int | None = None
+    study: optuna.Study,
+    space: Space,
+    architecture: Architecture,
+    origin: str,
+    seed: int | None = None,
+    vary: frozenset[str] | None = None,
 ) -> None:
-    """Enqueue an architecture as a waiting trial, which `ask` returns before any proposal of the sampler."""
+    """Enqueue an architecture as a waiting trial, which `ask` returns before any proposal of the sampler.
+
+    Args:
+        vary: see `Parameters.of`.
+    """
+    parameters = Parameters.of(space, vary)
     study.add_trial(
         optuna.create_trial(
             state=TrialState.WAITING,
@@ -96,15 +106,18 @@ def enqueue(
 
 
 def enqueue_missing(
-    study: optuna.Study, parameters: Parameters, wanted: Sequence[tuple[Architecture, str, int | None]]
+    study: optuna.Study,
+    space: Space,
+    wanted: Sequence[tuple[Architecture, str, int | None]],
+    vary: frozenset[str] | None = None,
 ) -> int:
     """Enqueue each (architecture, origin, seed) unless the study has a trial of this origin and seed; returns how many
     were enqueued. A search that was killed in the middle of this enqueues the rest when it is resumed.
     """
     known = {(trial.user_attrs.get(ORIGIN), trial.user_attrs.get(SEED)) for trial in study.get_trials(deepcopy=False)}
-    missing = [row for row in wanted if row[1:] not in known]
-    for row in missing:
-        enqueue(study, parameters, *row)
+    missing = [entry for entry in wanted if entry[1:] not in known]
+    for entry in missing:
+        enqueue(study, space, *entry, vary)
     return len(missing)
 
 
@@ -128,13 +141,18 @@ class _Draft:
         return self.choices[name]
 
 
-def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[FrozenTrial, Architecture]:
+def ask(study: optuna.Study, space: Space, origin: str) -> tuple[FrozenTrial, Architecture]:
     """The next trial and its architecture: a waiting trial, or else a proposal of the sampler. Its attributes are
     recorded in the study.
     """
     if waiting(study):
         number = study.ask().number
-        architecture = _complete_waiting(study, number, space, labels)
+        # Record the attributes of a trial that was enqueued, unless it was re-queued and has them.
+        trial = study.get_trials(deepcopy=False)[number]
+        architecture = architecture_of(trial)
+        wanted = architecture_attributes(architecture, space) | identity(architecture)
+        wanted[CONSTRAINTS] = constraints(architecture, space)
+        _set(study, number, {key: value for key, value in wanted.items() if attribute(trial, key) is None})
     else:
         # The trial is sampled first and then recorded in one write, so that a kill leaves it complete or absent.
         trial = optuna.create_trial(state=TrialState.RUNNING)
@@ -149,23 +167,11 @@ def ask(study: optuna.Study, space: Space, origin: str, labels: int) -> tuple[Fr
                 state=TrialState.RUNNING,
                 params=parameters.values(architecture),
                 distributions=parameters.distributions,
-                user_attrs=architecture_attributes(architecture, space, labels) | {ORIGIN: origin},
+                user_attrs=architecture_attributes(architecture, space) | {ORIGIN: origin},
                 system_attrs=identity(architecture) | hidden,
             )
         )
     return study.get_trials(deepcopy=False)[number], architecture
-
-
-def _complete_waiting(study: optuna.Study, number: int, space: Space, labels: int) -> Architecture:
-    """Record the attributes of a trial that was enqueued, unless it was re-queued and has them; returns its
-    architecture.
-    """
-    trial = study.get_trials(deepcopy=False)[number]
-    architecture = architecture_of(trial)
-    wanted = architecture_attributes(architecture, space, labels) | identity(architecture)
-    wanted[CONSTRAINTS] = constraints(architecture, space)
-    _set(study, number, {key: value for key, value in wanted.items() if attribute(trial, key) is None})
-    return architecture
 
 
 def resolve_duplicate(study: optuna.Study, number: int) -> bool:
@@ -357,7 +363,7 @@ def scored(study: optuna.Study) -> list[FrozenTrial]:
 
 def ranked(study: optuna.Study) -> list[FrozenTrial]:
     """The trials with a score whose architecture is within the budget, the best score first."""
-    trials = [trial for trial in scored(study) if trial.user_attrs[IN_BUDGET]]
+    trials = [trial for trial in scored(study) if trial.user_attrs[WITHIN_BUDGET]]
     return sorted(trials, key=lambda trial: (-trial.values[0], trial.number))
 
 

@@ -215,7 +215,6 @@ class Proposals(Searcher):
         self.space = space
         self.origin = origin
         self.seed = workspace.study.config.seed
-        self.labels = workspace.study.labels
         self.trials = trials
         self.on_start = on_start
 
@@ -223,7 +222,7 @@ class Proposals(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         interrupt.check()
         while self._has_next():
-            trial, architecture = ledger.ask(self.study, self.space, self.origin, self.labels)
+            trial, architecture = ledger.ask(self.study, self.space, self.origin)
             if not ledger.resolve_duplicate(self.study, trial.number):
                 self.on_start(self.study, trial.number)
                 return {

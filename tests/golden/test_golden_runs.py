@@ -26,7 +26,7 @@ from distill.training.recipe import Recipe
 from distill.training.teacher_outputs import LiveTeacher
 from nas.latency.table import device_name
 from nas.samplers import SAMPLERS
-from nas.study.attributes import DUPLICATE_OF, IN_BUDGET, ORIGIN
+from nas.study.attributes import DUPLICATE_OF, ORIGIN, WITHIN_BUDGET
 from nas.study.description import formula
 from nas.study.ledger import architecture_of
 from tests.nas.samplers.test_samplers import OUTCOMES, SPACE, drawn
@@ -84,7 +84,7 @@ def test_search_log(searched: Path, golden: Callable[[str, Any], Any]) -> None:
             "state": trial.state.name,
             "origin": trial.user_attrs[ORIGIN],
             "duplicate of": trial.user_attrs.get(DUPLICATE_OF),
-            "in budget": trial.user_attrs[IN_BUDGET],
+            "in budget": trial.user_attrs[WITHIN_BUDGET],
             "architecture": formula(architecture_of(trial)),
         }
         for trial in trials

@@ -19,7 +19,6 @@ from nas.planning.stages import Plan, plan
 from nas.preparation.workspace import Workspace
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from nas.workers.runner import Proposals, Recorder, Rungs
 from tests.nas.processes import family, kill_all, still_running, workers
@@ -63,7 +62,7 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
     try:
         ledger.requeue_unfinished(study)
         again = (first.baselines[1][0], "the same again", None)
-        ledger.enqueue_missing(study, Parameters.of(first.space), [*first.baselines, again])
+        ledger.enqueue_missing(study, first.space, [*first.baselines, again])
         proposals = Proposals(study, first.space, sampler, workspace, trials=14)
         recorder = Recorder(study, lambda study, number: None)
         rungs = Rungs(study, 0.5, lambda study, number: None)

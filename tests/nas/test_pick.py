@@ -14,7 +14,6 @@ from nas.pick import main
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from nas.study.attributes import TEACHER, score_attribute
-from nas.study.description import Parameters
 from nas.study.folder import Folder
 from nas.study.names import existing_studies
 from search_spaces import FFN, Architecture, Base, Space, cost
@@ -50,8 +49,8 @@ def folder_of(
     for key, value in attributes.items():
         study.set_user_attr(key, value)
     for number, score in scores.items():
-        ledger.enqueue(study, Parameters.of(SPACE), ARCHITECTURES[number], "random")
-        trial, _ = ledger.ask(study, SPACE, "random", labels=2)
+        ledger.enqueue(study, SPACE, ARCHITECTURES[number], "random")
+        trial, _ = ledger.ask(study, SPACE, "random")
         further = {"standard_error": 0.01, score_attribute("word_order"): score - 0.1, "macs": 100 - number}
         ledger.complete(study, trial.number, score, further)
     return folder.path
@@ -176,8 +175,8 @@ def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "stage-1 has no trials yet" in refused(capsys, folder, "--stage", "1", "--trial", "0")
     study = ledger.open_study(Folder(folder).storage, "s/stage-1")
     for number in (0, 5):
-        ledger.enqueue(study, Parameters.of(SPACE), ARCHITECTURES[number], "random")
-        ledger.ask(study, SPACE, "random", labels=2)
+        ledger.enqueue(study, SPACE, ARCHITECTURES[number], "random")
+        ledger.ask(study, SPACE, "random")
     ledger.fail(study, 0, "diverged: the loss is not finite")
     ledger.report(study, 1, 3, 0.4)
     ledger.prune(study, 1, 3, {})
@@ -210,5 +209,5 @@ def test_a_finished_search(
     assert study.user_attrs[TEACHER] == {"task": "library", "score": evaluator.score(evaluator.teacher()).value}
     # Without best.json, as after an interruption.
     (copied / "stage-1" / "best.json").unlink()
-    scored = [trial for trial in trials_of(copied) if trial.user_attrs[ledger.IN_BUDGET]]
+    scored = [trial for trial in trials_of(copied) if trial.user_attrs[ledger.WITHIN_BUDGET]]
     assert picked(copied) == ledger.architecture_of(max(scored, key=lambda trial: trial.values[0]))

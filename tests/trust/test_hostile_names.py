@@ -83,7 +83,7 @@ def test_notes_in_the_dashboard(tmp_path: Path, cases: Callable[..., Cases]) -> 
     study = ledger.open_study(url, "s/stage-1")
     names = NAMES[: counts.wanted]
     for name in names:
-        trial, _ = ledger.ask(study, synthetic.SPACE, name, labels=2)
+        trial, _ = ledger.ask(study, synthetic.SPACE, name)
         ledger.fail(study, trial.number, name)
         add_note(study, trial.number)
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]

@@ -17,7 +17,6 @@ from nas.planning.stages import plan
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
-from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from nas.workers import runner
 from nas.workers.cluster import Cluster, ray_session
@@ -72,7 +71,7 @@ def test_a_worker_that_the_kernel_kills(
     local = Cluster(workers=1, device="cpu")
     for case in range(counts.wanted):
         study = ledger.open_study(sqlite_url(tmp_path / f"{case}.db"), "stage-1")
-        ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines[:2])
+        ledger.enqueue_missing(study, first.space, first.baselines[:2])
         with ray_session(local):
             runner.run(
                 study,

@@ -24,7 +24,6 @@ from nas.planning.finalists import (
 from nas.study import ledger
 from nas.study.attributes import ROWS, attribute
 from nas.study.contributions import encode
-from nas.study.description import Parameters
 from search_spaces import FFN, Architecture, Base, Space, cost
 from search_spaces.graph import GELU
 
@@ -44,8 +43,8 @@ def study_of(*rows: tuple[Architecture, float | None], origin: str = "random") -
     """A study in memory with these scores; None means that the trial failed."""
     study = optuna.create_study(direction="maximize")
     for architecture, score in rows:
-        ledger.enqueue(study, Parameters.of(SPACE), architecture, origin)
-        trial, _ = ledger.ask(study, SPACE, origin, labels=4)
+        ledger.enqueue(study, SPACE, architecture, origin)
+        trial, _ = ledger.ask(study, SPACE, origin)
         if score is None:
             ledger.fail(study, trial.number, "diverged")
         else:
@@ -116,8 +115,8 @@ def of_origins(*rows: tuple[Architecture, str, float]) -> optuna.Study:
     """A study in memory with trials of these origins and scores."""
     study = optuna.create_study(direction="maximize")
     for architecture, origin, score in rows:
-        ledger.enqueue(study, Parameters.of(SPACE), architecture, origin)
-        ledger.complete(study, ledger.ask(study, SPACE, origin, 4)[0].number, score, {"standard_error": 0.01})
+        ledger.enqueue(study, SPACE, architecture, origin)
+        ledger.complete(study, ledger.ask(study, SPACE, origin)[0].number, score, {"standard_error": 0.01})
     return study
 
 
@@ -156,8 +155,8 @@ def confirmation_of(study: optuna.Study, rows: dict[int, dict[int, np.ndarray]],
     for number, of_seeds in rows.items():
         for seed, correct in of_seeds.items():
             architecture = ledger.architecture_of(study.trials[number])
-            ledger.enqueue(confirmation, Parameters.of(SPACE), architecture, f"stage-1 trial {number}", seed)
-            trial, _ = ledger.ask(confirmation, SPACE, "confirmation", 4)
+            ledger.enqueue(confirmation, SPACE, architecture, f"stage-1 trial {number}", seed)
+            trial, _ = ledger.ask(confirmation, SPACE, "confirmation")
             kept = {ROWS: encode(correct)} if stored else {}
             ledger.complete(confirmation, trial.number, correct.mean(), {"standard_error": 0.01} | kept)
     ranked = finalists(study, 1)
@@ -236,8 +235,8 @@ def test_the_front_of_two_goals() -> None:
     study = optuna.create_study(directions=["maximize", "minimize"])
     study.set_user_attr(ledger.GOALS, ["score", "params"])
     for architecture, score in rows:
-        ledger.enqueue(study, Parameters.of(SPACE), architecture, "nsga2")
-        ledger.complete(study, ledger.ask(study, SPACE, "nsga2", 4)[0].number, score, {"standard_error": 0.01})
+        ledger.enqueue(study, SPACE, architecture, "nsga2")
+        ledger.complete(study, ledger.ask(study, SPACE, "nsga2")[0].number, score, {"standard_error": 0.01})
     costs = [cost.params(architecture, 4) for architecture, _ in rows]
     assert [trial.values for trial in study.trials] == [list(pair) for pair in zip(scores, costs, strict=True)]
     best = confirmed(study, 2)
@@ -253,8 +252,8 @@ def test_what_is_outside_the_box_is_no_rival_on_the_front() -> None:
     study = optuna.create_study(directions=["maximize", "minimize"])
     study.set_user_attr(ledger.GOALS, ["score", "params"])
     for architecture, score in ((outside[0], 0.9), (member, 0.5), (outside[1], 0.6), (member, 0.5)):
-        ledger.enqueue(study, Parameters.of(SPACE), architecture, "nsga2")
-        number = ledger.ask(study, SPACE, "nsga2", 4)[0].number
+        ledger.enqueue(study, SPACE, architecture, "nsga2")
+        number = ledger.ask(study, SPACE, "nsga2")[0].number
         if not ledger.resolve_duplicate(study, number):
             ledger.complete(study, number, score, {"standard_error": 0.01})
     best = confirmed(study, 2)

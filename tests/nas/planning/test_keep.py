@@ -152,7 +152,7 @@ def test_a_search_finds_the_budget(kept_study: Path) -> None:
         step["share"] for step in found["tried"] if step.get("share", 0) >= 0.9
     )
     for trial in trials_of(kept_study):
-        assert trial.user_attrs[ledger.IN_BUDGET] == (trial.user_attrs["params"] <= found["maximum"])
+        assert trial.user_attrs[ledger.WITHIN_BUDGET] == (trial.user_attrs["params"] <= found["maximum"])
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, ROWS, TEACHER, score_attribute
 from nas.study.contributions import encode
-from nas.study.description import Parameters
 from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, REFERENCE
 from search_spaces import DENSE, FFN, Architecture, Base, Experts, Space, cost
@@ -87,7 +86,7 @@ def write(
             _refer(folder, space, goals)
         _search(study, space, trials, sampler, winner, rng)
         if unfinished and stage == stages[-1]:
-            ledger.ask(study, space, sampler, labels=2)
+            ledger.ask(study, space, sampler)
         else:
             winner = _confirm(folder, stage, study, space, rng, rows_of_confirmations)
         _close(study)
@@ -97,8 +96,8 @@ def write(
 def _refer(folder: Folder, space: Space, goals: Sequence[str]) -> None:
     """Evaluate the base model in the study of reference models."""
     study = ledger.open_study(folder.storage, f"{folder.path.name}/{REFERENCE}", goals=goals)
-    ledger.enqueue(study, Parameters.of(space), Architecture.uniform(BASE), "base model")
-    _, architecture = ledger.ask(study, space, "", labels=2)
+    ledger.enqueue(study, space, Architecture.uniform(BASE), "base model")
+    _, architecture = ledger.ask(study, space, "")
     further = {"standard_error": 0.01, "seconds": 1.25, score_attribute(TASK): worth(architecture) - 0.1}
     ledger.complete(study, 0, worth(architecture), further)
     _close(study)
@@ -111,9 +110,9 @@ def _search(
     baselines = [(SLICE, "uniform slice", None), (SLOPE, "global importance", None)]
     if winner is not None:
         baselines = [(winner, "winner so far", None)]
-    ledger.enqueue_missing(study, Parameters.of(space), baselines)
+    ledger.enqueue_missing(study, space, baselines)
     while ledger.counted(study) < trials:
-        trial, architecture = ledger.ask(study, space, sampler, labels=2)
+        trial, architecture = ledger.ask(study, space, sampler)
         if ledger.resolve_duplicate(study, trial.number):
             continue
         score = worth(architecture) + rng.gauss(0, 0.01)
@@ -134,15 +133,14 @@ def _confirm(
     """Confirm the finalists with two seeds and write best.json, as the search does; returns the winner."""
     ranked = finalists(study, 3)
     confirmation = ledger.open_study(folder.storage, f"{folder.path.name}/{CONFIRMATION}")
-    parameters = Parameters.of(space, frozenset({GRAPHS, SIZES}))
     wanted = [
         (ledger.architecture_of(trial), f"stage-{stage} trial {trial.number}", seed)
         for seed in (1, 2)
         for trial in ranked
     ]
-    ledger.enqueue_missing(confirmation, parameters, wanted)
+    ledger.enqueue_missing(confirmation, space, wanted, vary=frozenset({GRAPHS, SIZES}))
     while ledger.waiting(confirmation):
-        trial, architecture = ledger.ask(confirmation, space, "confirmation", labels=2)
+        trial, architecture = ledger.ask(confirmation, space, "confirmation")
         if ledger.resolve_duplicate(confirmation, trial.number):
             continue
         right = np.array([rng.random() < worth(architecture) for _ in range(ROW_COUNT)], float)

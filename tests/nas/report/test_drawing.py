@@ -13,7 +13,6 @@ from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
 from nas.report.drawing import COLUMN, HEIGHT, add_drawing, layout, svg
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import FFN, Architecture, Experts, FFNGraph
 from tests.nas.study.test_ledger import BASE, SPACE, close
@@ -88,9 +87,9 @@ def study(tmp_path: Path) -> Iterator[optuna.Study]:
 
 def test_a_trial_has_one_drawing(study: optuna.Study, tmp_path: Path) -> None:
     folder = tmp_path / "artifacts"
-    ledger.enqueue(study, Parameters.of(SPACE), Architecture.uniform(BASE), "base model")
+    ledger.enqueue(study, SPACE, Architecture.uniform(BASE), "base model")
     for _ in range(2):  # it is lost and runs again
-        trial, architecture = ledger.ask(study, SPACE, "random", labels=3)
+        trial, architecture = ledger.ask(study, SPACE, "random")
         add_drawing(study, trial.number, folder)
         ledger.requeue_unfinished(study)
     (found,) = get_all_artifact_meta(study.get_trials()[0], storage=study._storage)

@@ -14,7 +14,6 @@ from nas.report.notes import WIDTH, add_missing_notes, add_note
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, TEACHER, score_attribute
-from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import FFN, Architecture, Experts, FFNGraph, cost
 from search_spaces.formula import layers_latex
@@ -49,8 +48,8 @@ def stored(study: optuna.Study, number: int) -> str:
 
 def ask(study: optuna.Study, architecture: Architecture | None = None, origin: str = "base model") -> int:
     if architecture is not None:
-        ledger.enqueue(study, Parameters.of(SPACE), architecture, origin)
-    trial, _ = ledger.ask(study, SPACE, "random", labels=3)
+        ledger.enqueue(study, SPACE, architecture, origin)
+    trial, _ = ledger.ask(study, SPACE, "random")
     return trial.number
 
 
@@ -161,7 +160,7 @@ def test_duplicates_took_no_time(study: optuna.Study) -> None:
 
 def test_confirmations_have_no_baselines(study: optuna.Study) -> None:
     for seed in (1, 2):
-        ledger.enqueue(study, Parameters.of(SPACE), Architecture.uniform(BASE), "stage-1 trial 3", seed)
+        ledger.enqueue(study, SPACE, Architecture.uniform(BASE), "stage-1 trial 3", seed)
         ledger.complete(study, ask(study), 0.5, SCORED)
     assert "### Trial 1: stage-1 trial 3, seed 2" in note_of(study, 1)
     assert "baseline" not in note_of(study, 1)

@@ -1,6 +1,5 @@
 """Properties that all samplers share, and those of each sampler."""
 
-import inspect
 import random
 import sqlite3
 from collections import Counter
@@ -19,7 +18,6 @@ from nas.config.stages import SAMPLER_SETTINGS
 from nas.samplers import SAMPLERS, SamplerError
 from nas.study import ledger
 from nas.study.attributes import attribute
-from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph, Layer, Space, cost
 from search_spaces.equivalence import function_key
@@ -96,7 +94,7 @@ def tell(study: optuna.Study, number: int, outcome: float | TrialState) -> None:
 
 
 def ask(study: optuna.Study, space: Space = SPACE) -> tuple[int, Architecture]:
-    trial, architecture = ledger.ask(study, space, "sampler", labels=3)
+    trial, architecture = ledger.ask(study, space, "sampler")
     return trial.number, architecture
 
 
@@ -191,8 +189,8 @@ def test_an_interrupted_search_proposes_what_an_uninterrupted_one_does(
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_settings_of_a_sampler_are_its_keyword_arguments(sampler: str) -> None:
-    parameters = inspect.signature(SAMPLERS[sampler]).parameters.values()
-    assert [one.name for one in parameters if one.kind is one.KEYWORD_ONLY] == list(SAMPLERS[sampler].settings)
+    made = SAMPLERS[sampler](SPACE, 0, **dict.fromkeys(SAMPLERS[sampler].settings, 7))
+    assert all(getattr(made, name) == 7 for name in SAMPLERS[sampler].settings)
     assert set(SAMPLERS[sampler].settings) <= set(SAMPLER_SETTINGS)
 
 
@@ -242,7 +240,7 @@ def test_baselines_that_are_no_members(sampler: str, kind: str) -> None:
         Architecture.of_ffns(BASE, (FFN(strange, 1, odd), *START.ffns[1:])),
     ]
     for baseline in baselines:
-        ledger.enqueue(study, Parameters.of(space), baseline, "baseline")
+        ledger.enqueue(study, space, baseline, "baseline")
     found = []
     for _ in range(20):
         number, architecture = ask(study, space)

@@ -19,7 +19,7 @@ def enqueued(*origins: str) -> optuna.Study:
     """A study whose trials, one of each origin, are running."""
     study = optuna.create_study(direction="maximize", study_name="stage-1")
     for origin in origins:
-        study.enqueue_trial({}, user_attrs={ledger.ORIGIN: origin, ledger.IN_BUDGET: origin != "base model"})
+        study.enqueue_trial({}, user_attrs={ledger.ORIGIN: origin, ledger.WITHIN_BUDGET: origin != "base model"})
         study.ask()
     return study
 

@@ -39,7 +39,7 @@ def test_trials(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> 
     trials = [*references, *candidates]
     origins = [trial.user_attrs[ledger.ORIGIN] for trial in trials]
     assert origins == ["base model", "uniform slice", "global importance", *3 * ["random"]]
-    assert [trial.user_attrs[ledger.IN_BUDGET] for trial in trials] == [False, *5 * [True]]
+    assert [trial.user_attrs[ledger.WITHIN_BUDGET] for trial in trials] == [False, *5 * [True]]
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
     for trial in trials:
         architecture = ledger.architecture_of(trial)

@@ -118,7 +118,7 @@ def test_two_goals_give_a_front(tiny_study: TinyStudy, tmp_path: Path) -> None:
             architecture = ledger.architecture_of(trial)
             assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
     best = json.loads((tmp_path / "tiny" / "stage-1" / "best.json").read_text())
-    inside = [trial for trial in trials if trial.values and trial.user_attrs[ledger.IN_BUDGET]]
+    inside = [trial for trial in trials if trial.values and trial.user_attrs[ledger.WITHIN_BUDGET]]
     for row in best["front"]:
         better = [t for t in inside if t.values[0] >= row["score"] and t.values[1] <= row["macs"]]
         assert {(trial.values[0], trial.values[1]) for trial in better} == {(row["score"], row["macs"])}
@@ -133,7 +133,7 @@ def test_a_latency_limit_is_kept_and_finalists_are_measured(tiny_study: TinyStud
         pytest.skip(result.stderr)
     assert (result.returncode, result.stderr) == (0, "")
     trials = trials_of(tmp_path / "tiny")
-    limit = max(trial.user_attrs["latency"] for trial in trials if trial.user_attrs[ledger.IN_BUDGET])
+    limit = max(trial.user_attrs["latency"] for trial in trials if trial.user_attrs[ledger.WITHIN_BUDGET])
     assert all(isinstance(trial.user_attrs["latency"], int) for trial in trials)
     best = json.loads((tmp_path / "tiny" / "stage-1" / "best.json").read_text())
     for row in best["finalists"]:

@@ -22,7 +22,7 @@ from tests.nas.tiny_study import TinyStudy, trials_of
 
 # All that a trial remembers by names that a task may have.
 TAKEN = (
-    *(ledger.ARCHITECTURE, ledger.ORIGIN, ledger.SEED, ledger.FAILURE, ledger.IN_BUDGET, ledger.FUNCTION),
+    *(ledger.ARCHITECTURE, ledger.ORIGIN, ledger.SEED, ledger.FAILURE, ledger.WITHIN_BUDGET, ledger.FUNCTION),
     *(
         ledger.DUPLICATE_OF,
         ledger.CHOICES,
@@ -41,7 +41,7 @@ TAKEN = (
 def test_scores_of_tasks_hide_nothing() -> None:
     study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](SPACE, 0))
     space = replace(SPACE, limits=(Limit("latency", 7, lambda base, genes: 1, 10**6),))
-    trials = [ledger.ask(study, space, "random", labels=3)[0] for _ in range(2)]
+    trials = [ledger.ask(study, space, "random")[0] for _ in range(2)]
     parts = {name: 1 + number / 8 for number, name in enumerate(TAKEN)}
     load = Load(0, "ffn", (0.5, 0.5))
     for trial, behind in zip(trials, (parts, {}), strict=True):

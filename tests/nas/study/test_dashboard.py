@@ -38,10 +38,10 @@ def fill(url: str, kind: str) -> None:
     space, (sampler, goals) = SPACES[kind], STUDIES[kind]
     study = ledger.open_study(url, kind, SAMPLERS[sampler](space, 0), goals)
     baselines = [(Architecture.uniform(BASE), "base model", None), (HALF, "uniform slice", None)]
-    ledger.enqueue_missing(study, Parameters.of(space), baselines)
+    ledger.enqueue_missing(study, space, baselines)
     rng = random.Random(0)
     while len(study.trials) < 20:
-        trial, architecture = ledger.ask(study, space, sampler, 3)
+        trial, architecture = ledger.ask(study, space, sampler)
         if not ledger.resolve_duplicate(study, trial.number):
             score = architecture.ffns[0].inner(BASE) + rng.random()
             ledger.complete(study, trial.number, score, {"standard_error": 0.01})

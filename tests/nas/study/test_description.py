@@ -54,10 +54,10 @@ def searched(space: Space, url: str, count: int = 12) -> optuna.Study:
     """A study of the base model, which scores best, a uniform slice and proposals."""
     study = ledger.open_study(url, "stage-1", SAMPLERS["random"](space, 0))
     baselines = [(Architecture.uniform(BASE), "base model", None), (HALF, "uniform slice", None)]
-    ledger.enqueue_missing(study, Parameters.of(space), baselines)
+    ledger.enqueue_missing(study, space, baselines)
     rng = random.Random(0)
     while len(study.trials) < count or ledger.waiting(study):
-        number = ledger.ask(study, space, "random", 3)[0].number
+        number = ledger.ask(study, space, "random")[0].number
         if ledger.resolve_duplicate(study, number):
             continue
         if number % 5 == 4:
@@ -78,7 +78,7 @@ def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
     if kind == "attention and head":
         expected |= {"experts in head", *(f"layer {layer}/experts in attention" for layer in (1, 2, 3))}
     study = ledger.open_study(url, "waiting")
-    ledger.enqueue(study, Parameters.of(space), Architecture.uniform(BASE), "base model")
+    ledger.enqueue(study, space, Architecture.uniform(BASE), "base model")
     assert study.trials[0].params.keys() == expected
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
     study = searched(space, url)
@@ -216,7 +216,7 @@ def test_importances_find_what_decides_the_score(tmp_path: Path) -> None:
     """Only the inner width of layer 2 decides it."""
     study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1", SAMPLERS["random"](SPACE, 0))
     for _ in range(40):
-        trial, architecture = ledger.ask(study, SPACE, "random", 3)
+        trial, architecture = ledger.ask(study, SPACE, "random")
         ledger.complete(study, trial.number, architecture.ffns[1].inner(BASE), {"standard_error": 0.01})
     importances = optuna.importance.get_param_importances(study)
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]

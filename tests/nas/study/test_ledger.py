@@ -15,7 +15,6 @@ from distill.tasks.types import TASK_TYPES
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import attribute
-from nas.study.description import Parameters
 from nas.study.storage import StorageError, sqlite_url
 from search_spaces import Architecture, Base, Head, Space, cost
 from tests.tiny import architectures
@@ -47,7 +46,7 @@ def memory(sampler: str = "random", seed: int = 0) -> optuna.Study:
 
 
 def ask(study: optuna.Study) -> tuple[int, Architecture]:
-    trial, architecture = ledger.ask(study, SPACE, "random", labels=3)
+    trial, architecture = ledger.ask(study, SPACE, "random")
     return trial.number, architecture
 
 
@@ -55,7 +54,7 @@ def test_enqueued_architectures_come_first_and_whole(study: optuna.Study) -> Non
     """This includes architectures that are not in the space, such as the base model."""
     queue = list(architectures(3, BASE))
     for number, architecture in enumerate(queue):
-        ledger.enqueue(study, Parameters.of(SPACE), architecture, f"baseline {number}", seed=5 if number else None)
+        ledger.enqueue(study, SPACE, architecture, f"baseline {number}", seed=5 if number else None)
     assert [ask(study)[1] for _ in queue] == queue
     number, drawn = ask(study)
     trials = study.get_trials()
@@ -73,12 +72,12 @@ def test_enqueued_architectures_come_first_and_whole(study: optuna.Study) -> Non
 def test_costs_are_those_of_the_model_with_its_head(study: optuna.Study, head: cost.HeadCost) -> None:
     less = cost.head_params(BASE, Head(), 3) - cost.head_params(BASE, Head(), 3, head)
     space = replace(SPACE, head=head, min_params=SPACE.min_params - less, max_params=SPACE.max_params - less)
-    trial, architecture = ledger.ask(study, space, "random", labels=3)
+    trial, architecture = ledger.ask(study, space, "random")
     facts = trial.user_attrs
     assert facts["params"] == cost.params(architecture, 3, head) <= space.max_params
     assert facts["params_active"] == cost.params_active(architecture, 3, head)
     assert facts["macs"] == cost.macs(architecture, labels=3, head=head)
-    assert facts[ledger.IN_BUDGET]
+    assert facts[ledger.WITHIN_BUDGET]
 
 
 def test_ends_of_a_trial(study: optuna.Study, url: str) -> None:
@@ -104,7 +103,7 @@ def test_ends_of_a_trial(study: optuna.Study, url: str) -> None:
 
 def test_running_trials_are_requeued_after_a_kill(study: optuna.Study) -> None:
     special = next(architectures(1, BASE))
-    ledger.enqueue(study, Parameters.of(SPACE), special, "base model", seed=3)
+    ledger.enqueue(study, SPACE, special, "base model", seed=3)
     asked = [ask(study)[1] for _ in range(4)]
     ledger.complete(study, 1, 0.5, {})
     assert ledger.requeue_unfinished(study) == 3

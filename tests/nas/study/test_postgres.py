@@ -15,7 +15,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.description import Parameters
 from nas.study.storage import sqlite_url
 from search_spaces import Architecture
 from tests.nas.study import postgres
@@ -71,11 +70,11 @@ def drive(url: str, goals: tuple[str, ...]) -> tuple[Any, ...]:
         study = ledger.open_study(url, "s/stage-1", SAMPLERS["random"](SPACE, 0), goals)
         left = ledger.requeue_unfinished(study)
         assert left == (2 if cut else 0)
-        told.append(ledger.enqueue_missing(study, Parameters.of(SPACE), wanted))
+        told.append(ledger.enqueue_missing(study, SPACE, wanted))
         running: list[int] = []
         for end in ("scored", "failed", "stopped", "lost"):
             while len(running) < 3:
-                trial, architecture = ledger.ask(study, SPACE, "random", labels=3)
+                trial, architecture = ledger.ask(study, SPACE, "random")
                 told.append((trial.number, architecture))
                 if not ledger.resolve_duplicate(study, trial.number):
                     running.append(trial.number)

@@ -30,7 +30,7 @@ from nas.planning.stages import plan
 from nas.preparation.workspace import Workspace
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.description import Parameters, choices_of
+from nas.study.description import choices_of
 from nas.study.storage import sqlite_url
 from nas.workers import failures, runner
 from nas.workers.cluster import Cluster, ray_session
@@ -49,10 +49,10 @@ def expected(tiny_study: TinyStudy, workspace: Workspace) -> list[Architecture]:
     """What an uninterrupted stage 1 evaluates: the baselines within the budget, then the sampler's proposals."""
     first = plan(tiny_study.config, workspace, "1", None, ())
     study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, tiny_study.config.seed))
-    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines)
+    ledger.enqueue_missing(study, first.space, first.baselines)
     found: list[Architecture] = []
     while len(found) < TRIALS:
-        trial, architecture = ledger.ask(study, first.space, "random", workspace.labels)
+        trial, architecture = ledger.ask(study, first.space, "random")
         if not ledger.resolve_duplicate(study, trial.number):
             found.append(architecture)
     return found[len(first.references) :]
@@ -247,7 +247,7 @@ def test_a_candidate_that_does_not_end_well(
     first = plan(tiny_study.config, workspace, "1", None, ())
     largest, other, *_ = first.baselines
     assert largest[0].ffns[0].expansion == 1 != other[0].ffns[0].expansion
-    ledger.enqueue_missing(study, Parameters.of(first.space), [largest, other])
+    ledger.enqueue_missing(study, first.space, [largest, other])
     run_waiting(study, first.space, workspace, evaluate)
     failed, finished = study.trials
     assert failed.state == TrialState.FAIL and failed.user_attrs[ledger.FAILURE].startswith(reason)
@@ -270,7 +270,7 @@ def test_a_candidate_without_memory_fails_at_once(
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.08:.3f}")
     first = plan(tiny_study.config, workspace, "1", None, ())
-    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines[:1])
+    ledger.enqueue_missing(study, first.space, first.baselines[:1])
     seen = run_waiting(study, first.space, workspace, evaluate)
     assert [trial.state for trial in study.trials] == [TrialState.FAIL]
     assert study.trials[0].user_attrs[ledger.FAILURE].startswith("out of memory: ")
@@ -303,7 +303,7 @@ def test_candidates_are_pruned_at_a_rung(
     """Except for baselines and the first few, and never by the scores of their inherited weights."""
     first = plan(tiny_study.config, workspace, "1", None, ())
     study.sampler = SAMPLERS["random"](first.space, 0)
-    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines)
+    ledger.enqueue_missing(study, first.space, first.baselines)
     ended: list[int] = []
     rungs = Rungs(study, share, lambda study, number: ended.append(number))
     proposals = Proposals(study, first.space, "random", workspace, trials=40)
@@ -339,7 +339,7 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, tiny_study: Tiny
     first = plan(tiny_study.config, workspace, "1", None, ())
     url = sqlite_url(tiny_study.root / f"{trials}.db")
     study = ledger.open_study(url, "stage-1", SAMPLERS["random"](first.space, 0))
-    ledger.enqueue_missing(study, Parameters.of(first.space), first.baselines[:2])
+    ledger.enqueue_missing(study, first.space, first.baselines[:2])
     proposals = Proposals(study, first.space, "random", workspace, trials)
     asked = [proposals.suggest(name) for name in "ab"]
     assert [config["number"] for config in asked if isinstance(config, dict)] == [0, 1]
@@ -368,7 +368,7 @@ def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
         vary=frozenset({SIZES}),
     )
     study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1", SAMPLERS["random"](space, 0))
-    ledger.enqueue(study, Parameters.of(space), Architecture.uniform(base, graph), "base model")
+    ledger.enqueue(study, space, Architecture.uniform(base, graph), "base model")
     proposals = Proposals(study, space, "random", workspace, 10)
     first, second = (proposals.suggest(name) for name in "ab")
     assert isinstance(first, dict) and isinstance(second, dict)
