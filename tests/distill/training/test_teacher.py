@@ -33,6 +33,17 @@ def test_decoders_are_refused(tmp_path: Path) -> None:
         load_config(str(tmp_path))
 
 
+def test_chunks_of_feed_forward_networks_change_nothing(tmp_path: Path) -> None:
+    """A length that the size of the chunks does not divide."""
+    teacher = bert(labels=2)
+    teacher.save_pretrained(tmp_path)
+    expected = teacher(**inputs(batch(2, 7))).logits
+    teacher.config.chunk_size_feed_forward = 4
+    teacher.config.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), ["no", "yes"]).eval()
+    torch.testing.assert_close(loaded(**inputs(batch(2, 7))).logits, expected)
+
+
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"hidden_size": 24}', '{"model_type": "no-such-type"}'])
 def test_no_model_there(tmp_path: Path, content: str | None) -> None:
     folder = tmp_path / "teacher"
