@@ -22,7 +22,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from benchmarks.common import Report, timed
-from nas.latency.table import Latency, LatencyTable, example, latencies, latency_table
+from nas.latency.table import Latency, LatencyTable, TableSettings, example, latencies, latency_table
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.layer import DENSE, Experts
@@ -68,18 +68,17 @@ def add_options(parser: ArgumentParser) -> None:
 
 def measured_table(experts: tuple[Experts, ...]) -> LatencyTable:
     """The table for the base and these kinds of layers, measured now."""
-    inner_widths = [int(expansion * BASE.inner) for expansion in EXPANSIONS]
+    settings = TableSettings(
+        base_model=Architecture.uniform(BASE),
+        teacher=TEACHER,
+        inner_widths=[int(expansion * BASE.inner) for expansion in EXPANSIONS],
+        batch=BATCH,
+        tokens=TOKENS,
+        device="cpu",
+        experts=experts,
+    )
     with tempfile.TemporaryDirectory() as cache:
-        return latency_table(
-            Architecture.uniform(BASE),
-            TEACHER,
-            inner_widths,
-            batch=BATCH,
-            tokens=TOKENS,
-            device="cpu",
-            cache=Path(cache),
-            experts=experts,
-        )
+        return latency_table(settings, Path(cache))
 
 
 def run(options: Namespace, report: Report) -> None:

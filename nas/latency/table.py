@@ -209,78 +209,76 @@ class LatencyTable:
         return dict(self.steps)
 
 
-def table_path(
-    base_model: Architecture,
-    teacher: PretrainedConfig,
-    inner_widths: Sequence[int],
-    *,
-    batch: int,
-    tokens: int,
-    device: str,
-    cache: Path,
-    experts: Sequence[Experts] = (),
-) -> Path:
-    """Where the latency table of these arguments of `latency_table` is kept."""
-    # The teacher's latency does not depend on the folder that it was loaded from.
-    teacher_settings = {name: value for name, value in teacher.to_dict().items() if name != "_name_or_path"}
-    device_and_versions = (device_name(device), torch.get_num_threads(), torch.__version__, transformers.__version__)
-    kinds = {experts_name(layer_experts) for layer_experts in experts if layer_experts != DENSE}
-    measured = [*sorted(kinds), *added_operations()]
-    widths = sorted(set(inner_widths))
-    # What the outputs of experts are multiplied by and the noise of training do not change how long it takes.
-    of_base = asdict(base_model.base)
-    base_settings = {name: value for name, value in of_base.items() if name not in ("gate_scale", "gate_jitter")}
-    settings = (base_settings, asdict(base_model.layers[0].attention), asdict(base_model.head), teacher_settings)
-    key = fingerprint(FORMAT, *settings, widths, batch, tokens, device_and_versions, measured)
-    return cache / "latencies" / f"{key}.json"
+@dataclass(frozen=True, kw_only=True)
+class TableSettings:
+    """What a latency table is measured for.
 
-
-def latency_table(
-    base_model: Architecture,
-    teacher: PretrainedConfig,
-    inner_widths: Sequence[int],
-    *,
-    batch: int,
-    tokens: int,
-    device: str,
-    cache: Path,
-    experts: Sequence[Experts] = (),
-    on_progress: ProgressCallback = ignore_progress,
-) -> LatencyTable:
-    """The latency table of this device, from the folder `cache`; it is measured first if it is not there.
-
-    Args:
+    Attributes:
         base_model: all architectures have its base, its attentions and its head.
         teacher: the configuration of the teacher, which is measured with random weights.
         inner_widths: the inner widths of all blocks that occur, in channels.
         batch, tokens: the number of sentences, without padding, and the number of tokens of each.
         device: a torch device.
-        cache: see `foundation.files.cache_folder`.
         experts: all settings of experts that occur.
+    """
+
+    base_model: Architecture
+    teacher: PretrainedConfig
+    inner_widths: Sequence[int]
+    batch: int
+    tokens: int
+    device: str
+    experts: Sequence[Experts] = ()
+
+    @property
+    def widths(self) -> list[int]:
+        """The inner widths, each once, in ascending order."""
+        return sorted(set(self.inner_widths))
+
+    @property
+    def measured_experts(self) -> dict[str, Experts]:
+        """The settings of experts by their names in the table. Which channels they share does not affect latency."""
+        return {experts_name(experts): experts for experts in self.experts if experts != DENSE}
+
+    def path(self, cache: Path) -> Path:
+        """Where the table is kept in the folder `cache`."""
+        # The teacher's latency does not depend on the folder that it was loaded from.
+        teacher = {name: value for name, value in self.teacher.to_dict().items() if name != "_name_or_path"}
+        # What the outputs of experts are multiplied by and the noise of training do not change how long it takes.
+        base = asdict(self.base_model.base)
+        base = {name: value for name, value in base.items() if name not in ("gate_scale", "gate_jitter")}
+        models = (base, asdict(self.base_model.layers[0].attention), asdict(self.base_model.head), teacher)
+        environment = (device_name(self.device), torch.get_num_threads(), torch.__version__, transformers.__version__)
+        measured = [*sorted(self.measured_experts), *added_operations()]
+        key = fingerprint(FORMAT, *models, self.widths, self.batch, self.tokens, environment, measured)
+        return cache / "latencies" / f"{key}.json"
+
+
+def latency_table(
+    settings: TableSettings, cache: Path, on_progress: ProgressCallback = ignore_progress
+) -> LatencyTable:
+    """The latency table of this device, from the folder `cache`; it is measured first if it is not there.
+
+    Args:
+        cache: see `foundation.files.cache_folder`.
         on_progress: progress callback for the measurements.
 
     Raises:
-        ValueError: the base or the teacher has fewer positions than `tokens`.
+        ValueError: the base or the teacher has fewer positions than `settings.tokens`.
         TooBusy: the table would make no sense.
     """
-    base, student = base_model.base, config_of(base_model, template=teacher)
-    positions = min(family_of(config).positions(config) for config in (student, teacher))
-    if tokens > positions:
-        raise ValueError(f"tokens: there are {positions} positions, not {tokens}")
-    widths = sorted(set(inner_widths))
-    # The latency of experts does not depend on which channels they share.
-    kinds = {experts_name(layer_experts): layer_experts for layer_experts in experts if layer_experts != DENSE}
+    student = config_of(settings.base_model, template=settings.teacher)
+    positions = min(family_of(config).positions(config) for config in (student, settings.teacher))
+    if settings.tokens > positions:
+        raise ValueError(f"tokens: there are {positions} positions, not {settings.tokens}")
 
     def make(path: Path) -> None:
         # The random state afterwards must not depend on whether the table had to be measured.
         with torch.random.fork_rng(devices=[]):
-            examples = example(base.vocabulary, batch, tokens, device)
-            table = _measure(base_model, teacher, widths, list(kinds.values()), examples, on_progress)
+            table = _measure(settings, on_progress)
         path.write_text(json.dumps(table.to_json(), indent=1), encoding="utf-8")
 
-    path = table_path(
-        base_model, teacher, widths, batch=batch, tokens=tokens, device=device, cache=cache, experts=experts
-    )
+    path = settings.path(cache)
     create_once(path, make)
     return LatencyTable.from_json(json.loads(path.read_text(encoding="utf-8")))
 
@@ -304,25 +302,19 @@ def measure_whole(
     return {name: Measured(table.total(architectures[name]), latency) for name, latency in measured.items()}
 
 
-def _measure(
-    base_model: Architecture,
-    teacher: PretrainedConfig,
-    widths: Sequence[int],
-    experts: Sequence[Experts],
-    batch: Batch,
-    on_progress: ProgressCallback,
-) -> LatencyTable:
-    device = batch["input_ids"].device
-    rows, tokens = batch["input_ids"].shape
+def _measure(settings: TableSettings, on_progress: ProgressCallback) -> LatencyTable:
+    base_model, teacher, widths, device = settings.base_model, settings.teacher, settings.widths, settings.device
+    batch = example(base_model.base.vocabulary, settings.batch, settings.tokens, device)
     # The values before `expand` and after `project` are as wide as the model, which may be none of the inner widths.
     probed = sorted({*widths, base_model.base.width})
     base = replace(base_model.base, inner=max(probed))
     base_model = replace(base_model, base=base)
     narrow = FFN(GATED, 1, Fraction(widths[0], base.inner))
     host = build(base_model.with_ffns([narrow] * base.depth), template=teacher).to(device)
+    experts = list(settings.measured_experts.values())
     on_progress("latency: steps", None)
     nanoseconds = {name: round(1e9 * value) for name, value in step_times(host, base, probed, experts, batch).items()}
-    steps = LatencyTable(rows, tokens, 0, 0, tuple(nanoseconds.items()))
+    steps = LatencyTable(settings.batch, settings.tokens, 0, 0, tuple(nanoseconds.items()))
 
     none = base_model.with_ffns([FFN(stack=0)] * base.depth)
     architectures = [none, *islice(_references(base_model, widths), REFERENCES)]

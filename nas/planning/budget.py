@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from transformers import AutoConfig
@@ -16,7 +15,7 @@ from distill.training.progress import ProgressCallback, ignore_progress
 from foundation.files import cache_folder
 from nas.config.schema import ConfigError, StudyConfig
 from nas.latency.limit import parse_latency, resolve
-from nas.latency.table import LatencyTable, TooBusy, latency_table, table_path
+from nas.latency.table import LatencyTable, TableSettings, TooBusy, latency_table
 from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -135,11 +134,8 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_prog
     Raises:
         ConfigError: the machine is too busy to measure on.
     """
-    base, _ = workspace.base()
-    teacher = AutoConfig.from_pretrained(workspace.folders.teacher)
     try:
-        model, arguments = base_model(config, base), _table_arguments(config, base, device)
-        return latency_table(model, teacher, **arguments, on_progress=on_progress)
+        return latency_table(_table_settings(config, workspace, device), cache_folder(), on_progress)
     except TooBusy as error:
         raise ConfigError(f"latency: {error}; try again when the machine is quiet") from None
 
@@ -150,19 +146,20 @@ def latencies_file(config: StudyConfig, workspace: Workspace, device: str) -> Pa
     """
     if not workspace.folders.teacher.exists():
         return None
-    base, teacher = workspace.base()[0], AutoConfig.from_pretrained(workspace.folders.teacher)
-    return table_path(base_model(config, base), teacher, **_table_arguments(config, base, device))
+    return _table_settings(config, workspace, device).path(cache_folder())
 
 
-def _table_arguments(config: StudyConfig, base: Base, device: str) -> dict[str, Any]:
-    return {
-        "inner_widths": sorted({int(expansion * base.inner) for expansion in config.space.expansions} | {base.inner}),
-        "batch": LATENCY_BATCH,
-        "tokens": config.max_length,
-        "device": device_type(device),
-        "cache": cache_folder(),
-        "experts": config.space.experts,
-    }
+def _table_settings(config: StudyConfig, workspace: Workspace, device: str) -> TableSettings:
+    base, _ = workspace.base()
+    return TableSettings(
+        base_model=base_model(config, base),
+        teacher=AutoConfig.from_pretrained(workspace.folders.teacher),
+        inner_widths=[*(int(expansion * base.inner) for expansion in config.space.expansions), base.inner],
+        batch=LATENCY_BATCH,
+        tokens=config.max_length,
+        device=device_type(device),
+        experts=config.space.experts,
+    )
 
 
 def budgeted_space(

@@ -14,7 +14,7 @@ import nas.latency.steps
 from distill.tasks.corpora import load_corpus, save_corpus
 from distill.training.checkpoint import Checkpoint
 from foundation.files import SUMS_PREFIX
-from nas.latency.table import LatencyTable, TooBusy, latency_table
+from nas.latency.table import TableSettings, TooBusy, latency_table
 from nas.preparation.prepare import prepare
 from search_spaces import Architecture
 from tests.nas.tiny_study import TinyStudy, corpus
@@ -55,17 +55,20 @@ def test_damaged_latency_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(nas.latency.steps, "STEP_ROUNDS", 5)
     whole, copy = tmp_path / "whole", tmp_path / "copy"
 
-    def table(cache: Path) -> LatencyTable:
-        return latency_table(
-            Architecture.uniform(BASE), BertConfig(**SIZES), [12, 24, 48], batch=1, tokens=6, device="cpu", cache=cache
-        )
-
-    expected = table(whole)
+    settings = TableSettings(
+        base_model=Architecture.uniform(BASE),
+        teacher=BertConfig(**SIZES),
+        inner_widths=[12, 24, 48],
+        batch=1,
+        tokens=6,
+        device="cpu",
+    )
+    expected = latency_table(settings, whole)
     for done in damaged(counts, 3, whole, copy):
         gone = not any(path.exists() for path in (copy / "latencies").glob("[!.]*"))
         with case(counts, done, copy, well="measured anew" if gone else "read"):
             try:
-                assert (table(copy) == expected) != gone
+                assert (latency_table(settings, copy) == expected) != gone
             except TooBusy:  # other work on this machine, at the moment of the measurement
                 assert gone
     assert counts["refused"]

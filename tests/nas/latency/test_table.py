@@ -24,13 +24,13 @@ from nas.latency.limit import parse_latency, resolve
 from nas.latency.table import (
     Latency,
     LatencyTable,
+    TableSettings,
     TooBusy,
     latencies,
     latency_table,
     line,
     measure_whole,
     summary,
-    table_path,
 )
 from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph
 from search_spaces.operations import UNARY, Operation
@@ -70,20 +70,23 @@ def test_the_line_through_whole_models() -> None:
             line([100, 200, 400], whole)
 
 
+SETTINGS = TableSettings(
+    base_model=Architecture.uniform(BASE),
+    teacher=BertConfig(**SIZES),
+    inner_widths=WIDTHS,
+    batch=1,
+    tokens=6,
+    device="cpu",
+)
+
+
 @pytest.fixture(scope="module")
 def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
-    """`latency_table` of the tiny base, with some arguments changed. All calls share one cache and run fewer rounds."""
-    given = {
-        "base_model": Architecture.uniform(BASE),
-        "teacher": BertConfig(**SIZES),
-        "inner_widths": WIDTHS,
-        "batch": 1,
-        "tokens": 6,
-    }
+    """`latency_table` of the tiny base, with some settings changed. All calls share one cache and run fewer rounds."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nas.latency.steps, "STEP_ROUNDS", 5)
-        yield lambda **changes: latency_table(**{**given, "device": "cpu", "cache": cache, **changes})
+        yield lambda **changes: latency_table(replace(SETTINGS, **changes), cache)
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +95,12 @@ def table(measure: Measure) -> LatencyTable:
 
 
 def test_what_gates_multiply_by_needs_no_other_table(tmp_path: Path) -> None:
-    given = {"batch": 1, "tokens": 6, "device": "cpu", "cache": tmp_path}
     models = [
         Architecture.uniform(replace(BASE, **changes))
         for changes in ({}, {"gate_scale": "probability"}, {"gate_jitter": 0.2}, {"capacity_per": "batch"})
     ]
     models += [Architecture.uniform(BASE, attention_experts=2), Architecture.uniform(BASE, head_experts=2)]
-    paths = [table_path(model, BertConfig(**SIZES), WIDTHS, **given) for model in models]
+    paths = [replace(SETTINGS, base_model=model).path(tmp_path) for model in models]
     assert paths[0] == paths[1] == paths[2]
     assert len({paths[0], *paths[3:]}) == 4
 
@@ -201,13 +203,15 @@ def test_json_and_pickle_give_the_same_table(table: LatencyTable) -> None:
     assert hash(replace(table)) == hash(table)
 
 
-def test_measured_once(measure: Measure, tmp_path: Path) -> None:
+def test_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nas.latency.steps, "STEP_ROUNDS", 5)
     told: list[str] = []
-    fresh = lambda **changes: measure(  # noqa: E731
-        cache=tmp_path, on_progress=lambda what, share: told.append(what), **changes
-    )
+
+    def fresh(settings: TableSettings) -> LatencyTable:
+        return latency_table(settings, tmp_path, lambda what, fraction: told.append(what))
+
     torch.manual_seed(3)
-    first = fresh()
+    first = fresh(SETTINGS)
     (path,) = (tmp_path / "latencies").glob("[!.]*")
     assert told
     drawn = torch.rand(3)
@@ -216,7 +220,7 @@ def test_measured_once(measure: Measure, tmp_path: Path) -> None:
     teacher = BertConfig(**SIZES)
     teacher._name_or_path = "elsewhere"
     torch.manual_seed(3)
-    assert fresh(inner_widths=(48, 12, 24, 12), teacher=teacher) == first
+    assert fresh(replace(SETTINGS, inner_widths=(48, 12, 24, 12), teacher=teacher)) == first
     assert not told
     assert (path.stat().st_mtime_ns, path.read_bytes()) == written
     assert torch.equal(torch.rand(3), drawn)
