@@ -9,7 +9,7 @@ from typing import Any, NoReturn, get_args
 
 from distill.training.recipe import MixedPrecision
 from foundation import __version__, interrupt
-from foundation.errors import UserError
+from foundation.errors import UserError, shortened
 from foundation.extensions import load_extensions
 from foundation.files import is_disk_full, remove_abandoned_scratch_folders
 
@@ -56,6 +56,17 @@ def add_output_options(parser: ParserOrGroup, content: str) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quiet", action="store_true", help="print only warnings, errors and the results")
     form.add_argument("--json", action="store_true", help=f"print {content} as JSON on stdout, all else on stderr")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that takes a whole number of at least `least`."""
+
+    def number(value: str) -> int:
+        if not value.isascii() or not value.isdigit() or int(value) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {shortened(value)}")
+        return int(value)
+
+    return number
 
 
 def device(value: str) -> str:

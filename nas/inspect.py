@@ -30,7 +30,7 @@ from search_spaces.genes import outside_ffns
 def show(architecture: Architecture, tokens: int, labels: int, head: cost.HeadCost, console: Console) -> None:
     """Print layers and costs as tables."""
     base = architecture.base
-    embedding = f"factorised, {base.embedding}" if base.embedding else "full width"
+    embedding = f"factorized, {base.embedding}" if base.embedding else "full width"
     others = outside_ffns(architecture)
     console.print(
         f"{base.depth} layers, width {base.width}, {base.heads} heads{', ' * bool(others)}{others}, "

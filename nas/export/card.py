@@ -11,15 +11,23 @@ from huggingface_hub import EvalResult, ModelCardData
 from distill.command.report import measurement_table
 from distill.encoders.family import family_of
 from distill.encoders.student.configuration import attention_experts
-from distill.table import Column, Table
+from distill.table import Column, Table, difference, plural, with_error
 from distill.tasks.readers import embedded, glue
 from nas.config.schema import StudyConfig
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
-from nas.export.latency import LatencyReport, table
+from nas.export.latency import STUDENT, LatencyReport
 
 # The versions of transformers with which exported students load; tested are 5.1.0, 5.2.0, 5.10.4 and 5.23.0.
 TRANSFORMERS = ">=5.1,<6"
-STUDENT, TEACHER = "student", "teacher"
+USE = """\
+```python
+from transformers import {auto}, AutoTokenizer, pipeline
+
+model = {auto}.from_pretrained("{name}"{trust})
+tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
+predict = pipeline("{pipeline}", model="{name}"{trust})
+```
+"""
 
 
 @dataclass(frozen=True)
@@ -46,61 +54,47 @@ class Card:
 
     def text(self) -> str:
         """The content of README.md."""
-        sections = [
-            self._introduction(),
-            self._use(),
-            self._results(),
-            self._files(),
-            self._latency(),
-            self._architecture(),
-            self._making(),
-        ]
-        body = "\n\n".join(section for section in sections if section)
+        sections = [self._introduction(), self._use(), self._results(), self._files(), self._latency()]
+        sections += [self._architecture(), self._making()]
+        body = "\n\n".join(filter(None, sections))
         return f"---\n{self.metadata().to_yaml()}\n---\n\n{body}\n"
 
     def metadata(self) -> ModelCardData:
         """The header that the hub reads. What is not known, such as the licence, is left out."""
-        checkpoint = self.checkpoint
-        config, task = checkpoint.config, self._task
-        results = [
-            EvalResult(
-                task_type=checkpoint.type.pipeline,
-                dataset_type=_dataset(task)[0],
-                dataset_name=task,
-                dataset_config=_dataset(task)[1],
-                dataset_split="dev",
-                metric_type=metric,
-                metric_value=round(row["value"], 4),
-                metric_name=metric,
-            )
-            for metric, row in self._scores(STUDENT).items()
-            if task is not None
-        ]
+        config, pipeline = self.checkpoint.config, self.checkpoint.type.pipeline
+        family = str(family_of(self.checkpoint.model).students_of)
+        results = self._eval_results()
         return ModelCardData(
             language="en" if config is not None and _is_english(config.task) else None,
             library_name="transformers",
-            pipeline_tag=checkpoint.type.pipeline,
+            pipeline_tag=pipeline,
             base_model=None if config is None else hub_name(config.teacher),
-            tags=[self.family, "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
+            tags=[family, "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
             model_name=self.name if results else None,
             eval_results=results or None,
         )
 
-    @property
-    def family(self) -> str:
-        """The type of the encoders that the model is a student of."""
-        return str(family_of(self.checkpoint.model).students_of)
-
-    @property
-    def _task(self) -> str | None:
-        metrics = self.checkpoint.metrics
-        return None if metrics is None else metrics["task"]
-
-    def _scores(self, model: str) -> dict[str, Any]:
+    def _eval_results(self) -> list[EvalResult]:
+        """The scores of the student on the dev split; empty if they are not known."""
         metrics = self.checkpoint.metrics
         if metrics is None:
-            return {}
-        return {name: metrics["models"][model][name] for name in metrics["metrics"]}
+            return []
+        task = metrics["task"]
+        # The data set on the hub and its configuration; the task's own name if it is not there.
+        dataset, dataset_config = glue.TASKS[task].hub if task in glue.TASKS else (task, None)
+        return [
+            EvalResult(
+                task_type=self.checkpoint.type.pipeline,
+                dataset_type=dataset,
+                dataset_name=task,
+                dataset_config=dataset_config,
+                dataset_split="dev",
+                metric_type=metric,
+                metric_value=round(metrics["models"][STUDENT][metric]["value"], 4),
+                metric_name=metric,
+            )
+            for metric in metrics["metrics"]
+        ]
 
     def _introduction(self) -> str:
         config = self.checkpoint.model.config
@@ -111,16 +105,8 @@ class Card:
         )
 
     def _use(self) -> str:
-        pipeline = self.checkpoint.type.pipeline
-        auto = self.checkpoint.type.model.__name__
+        auto, pipeline = self.checkpoint.type.model.__name__, self.checkpoint.type.pipeline
         trust = "" if self.form else ", trust_remote_code=True"
-        code = [
-            f"from transformers import {auto}, AutoTokenizer, pipeline",
-            "",
-            f'model = {auto}.from_pretrained("{self.name}"{trust})',
-            f'tokenizer = AutoTokenizer.from_pretrained("{self.name}"{trust})',
-            f'predict = pipeline("{pipeline}", model="{self.name}"{trust})',
-        ]
         why = (
             f"The model is an ordinary checkpoint of the type `{self.form}`."
             if self.form
@@ -130,53 +116,49 @@ class Card:
         labels = self.checkpoint.model.config.id2label
         outputs = ", ".join(f"`{labels[number]}`" for number in range(len(labels)))
         classes = f" Its outputs are {outputs}." if len(labels) <= 50 else ""
-        fence = "```"
-        return (
-            f"## Use\n\n{fence}python\n"
-            + "\n".join(code)
-            + f"\n{fence}\n\n{why}{classes} It loads with transformers {TRANSFORMERS}."
-        )
+        code = USE.format(auto=auto, name=self.name, trust=trust, pipeline=pipeline)
+        return f"## Use\n\n{code}\n{why}{classes} It loads with transformers {TRANSFORMERS}."
 
     def _results(self) -> str:
         metrics = self.checkpoint.metrics
         if metrics is None:
             return ""
-        device = f"{metrics['threads']} thread{'s' if metrics['threads'] > 1 else ''} of {metrics['device']}"
         return (
             f"## Results\n\nTask `{metrics['task']}`, {metrics['dev_rows']:,} rows of the dev split, with standard "
             "errors (those of differences are paired, on the same rows). MACs (multiply-accumulate operations) and "
-            f"latency are of one sentence of {metrics['tokens']} tokens, in PyTorch {metrics['torch']} on {device}, as "
-            f"measured after the training.\n\n{measurement_table(metrics).markdown()}"
+            f"latency are of one sentence of {metrics['tokens']} tokens, in PyTorch {metrics['torch']} on "
+            f"{plural(metrics['threads'], 'thread')} of {metrics['device']}, as measured after the training.\n\n"
+            f"{measurement_table(metrics).markdown()}"
         )
 
     def _files(self) -> str:
         if not self.forms:
             return ""
         inputs = family_of(self.checkpoint.model).inputs(self.checkpoint.model.config)
-        lines = [
-            f"## ONNX\n\nInputs {', '.join(f'`{name}`' for name in inputs)} of any number of sentences and any length; "
-            "the outputs are those of the PyTorch model."
-        ]
+        lines = []
         for file, scores in self.forms.items():
-            said = []
+            texts = []
             for metric, row in (scores or {}).items():
-                text = f"{metric} {_with_error(row)}"
-                if difference := row.get("difference"):
-                    text += f" ({_with_error(difference, '+')} against float32 ONNX, paired)"
-                said.append(text)
-            lines.append(f"- `{file}`" + (f": {'; '.join(said)}" if said else ""))
-        return "\n".join([lines[0], "", *lines[1:]])
+                text = f"{metric} {with_error((row['value'], row['standard_error']))}"
+                if pair := row.get("difference"):
+                    text += f" ({difference((pair['value'], pair['standard_error']))} against float32 ONNX, paired)"
+                texts.append(text)
+            lines.append(f"- `{file}`" + (f": {'; '.join(texts)}" if texts else ""))
+        return (
+            f"## ONNX\n\nInputs {', '.join(f'`{name}`' for name in inputs)} of any number of sentences and any length; "
+            "the outputs are those of the PyTorch model.\n\n" + "\n".join(lines)
+        )
 
     def _latency(self) -> str:
         if self.latency is None:
             return ""
         machine = self.latency.machine
-        said = "\n".join(f"- {sentence}" for sentence in self.latency.sentences())
+        sentences = "\n".join(f"- {sentence}" for sentence in self.latency.sentences())
         return (
             f"## Latency\n\nSentences of {self.latency.tokens} tokens without padding on {machine['processor']}, "
-            f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, measured in turns; medians with "
-            "quartiles. Speeds are relative to the teacher in PyTorch. Teacher and base model are measured with random "
-            f"weights.\n\n{table(self.latency).markdown()}\n\n{said}"
+            f"{plural(machine['threads'], 'thread')}, measured in turns; medians with quartiles. Speeds are relative "
+            "to the teacher in PyTorch. Teacher and base model are measured with random weights.\n\n"
+            f"{self.latency.table().markdown()}\n\n{sentences}"
         )
 
     def _architecture(self) -> str:
@@ -217,10 +199,6 @@ class Card:
         )
 
 
-def _with_error(row: Mapping[str, float], sign: str = "") -> str:
-    return f"{row['value']:{sign}.4f} ± {row['standard_error']:.4f}"
-
-
 def hub_name(teacher: str) -> str | None:
     """The name of a teacher on the hub; None if it is a local folder."""
     return None if Path(teacher).exists() or teacher.startswith((".", "/", "~")) else teacher
@@ -241,8 +219,3 @@ def _described(config: StudyConfig) -> str:
     if task in embedded.TASKS:
         return f"the task `{task}` on the documentation of Python and of installed packages"
     return f"the task `{task}`"
-
-
-def _dataset(task: str | None) -> tuple[str, str | None]:
-    """The data set of a task on the hub and its configuration; the task's own name if it is not there."""
-    return glue.TASKS[task].hub if task is not None and task in glue.TASKS else (str(task), None)

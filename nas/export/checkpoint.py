@@ -45,9 +45,14 @@ class Checkpoint:
     @property
     def type(self) -> TaskType:
         """The type of its task."""
-        task_type = task_type_of(self.model)
-        assert task_type is not None  # `load_checkpoint` reads models with a head
-        return task_type
+        return type_of_head(self.model)
+
+
+def type_of_head(model: PreTrainedModel) -> TaskType:
+    """The task type of a model with a head; only such models are exported."""
+    task_type = task_type_of(model)
+    assert task_type is not None
+    return task_type
 
 
 def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
@@ -60,16 +65,14 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
         ExportError: the folder is not the checkpoint of a student, or the labels do not fit it.
         UserError: its tokenizer, architecture or configuration cannot be read.
     """
+    what_to_give = "give the checkpoint of a student, as train_final.py writes it"
     if not (folder / "config.json").exists():
-        raise ExportError(f"{folder} has no config.json: give the checkpoint of a student, as train_final.py writes it")
+        raise ExportError(f"{folder} has no config.json: {what_to_give}")
     described = read_object(folder / "config.json")
     model_type = described.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None or family.students_of is None:
-        raise ExportError(
-            f"{folder}: config.json is of a {shortened(model_type)} model; give the checkpoint of a student, as "
-            "train_final.py writes it"
-        )
+        raise ExportError(f"{folder}: config.json is of a {shortened(model_type)} model; {what_to_give}")
     classes = {cls.__name__: cls for auto, cls in CLASSES[family.students_of].items() if "For" in auto}
     names = described.get("architectures")
     name = names[0] if isinstance(names, list) and names else None

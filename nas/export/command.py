@@ -8,37 +8,14 @@
 A table of latencies is measured on the spot.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distill.cli import Parser, add_output_options, interruptible
+from distill.cli import Parser, add_output_options, at_least, interruptible
 from distill.encoders.family import supported
 from nas.config.schema import ConfigError
 from nas.final.folder import make_folder
-
-
-def positive(value: str) -> int:
-    """A whole number above 0.
-
-    Raises:
-        argparse.ArgumentTypeError: the value is none.
-    """
-    if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {value!r}")
-    return int(value)
-
-
-def several(value: str) -> int:
-    """A whole number above 1.
-
-    Raises:
-        argparse.ArgumentTypeError: the value is none.
-    """
-    if positive(value) < 2:
-        raise argparse.ArgumentTypeError(f"must be at least 2, as quartiles are reported, not {value}")
-    return int(value)
 
 
 def parser() -> Parser:
@@ -60,30 +37,33 @@ def parser() -> Parser:
     result.add_argument("--out", type=Path, metavar="DIR", help="new folder (default: CHECKPOINT-export)")
     result.add_argument(
         "--labels",
-        type=lambda value: value.split(","),
-        default=[],
+        type=lambda value: tuple(value.split(",")),
+        default=(),
         metavar="A,B",
         help="names of the classes, in order",
     )
     result.add_argument(
         "--tokens",
-        type=positive,
+        type=at_least(1),
         metavar="N",
         help="length of the sentences for the latency (default: that of metrics.json, or 32)",
     )
     result.add_argument(
         "--batches",
-        type=lambda value: tuple(map(positive, value.split(","))),
+        type=lambda value: tuple(map(at_least(1), value.split(","))),
+        default=(1, 32),
         metavar="N,N",
         help="sentences in a batch for the latency (default: 1,32)",
     )
     result.add_argument(
         "--rounds",
-        type=several,
+        type=at_least(2),
         metavar="N",
-        help="times that every model is timed (default: 30, or fewer if they take long)",
+        help="times that every model is timed, at least 2 for quartiles (default: 30, or fewer if they take long)",
     )
-    result.add_argument("--threads", type=positive, metavar="N", help="threads for torch and ONNX (default: torch's)")
+    result.add_argument(
+        "--threads", type=at_least(1), metavar="N", help="threads for torch and ONNX (default: torch's)"
+    )
     result.add_argument("--skip-latency", action="store_true", help="do not measure latencies")
     result.add_argument("--skip-scores", action="store_true", help="do not measure what int8 costs on the dev split")
     add_output_options(result, "the folder, the scores and the latencies")
@@ -106,24 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         from nas.export.run import Export, run  # imports torch, which takes seconds
 
-        return run(
-            Export(
-                checkpoint=options.checkpoint,
-                out=out,
-                onnx=options.onnx or options.int8,
-                int8=options.int8,
-                form=options.form,
-                labels=tuple(options.labels),
-                tokens=options.tokens,
-                threads=options.threads,
-                **({"batches": options.batches} if options.batches else {}),
-                rounds=options.rounds,
-                latency=not options.skip_latency,
-                scores=not options.skip_scores,
-                quiet=options.quiet,
-                as_json=options.json,
-                command=("ffn-export", *(names.get(str(Path(word)), word) for word in words)),
-            )
-        )
+        given = vars(options) | {"onnx": options.onnx or options.int8, "out": out}
+        words_in_card = ("ffn-export", *(names.get(str(Path(word)), word) for word in words))
+        return run(Export(**given, command=words_in_card))
 
     return interruptible("nas.export", command, "the folder is empty: start it again")

@@ -1,4 +1,4 @@
-"""Dynamic int8 quantisation of an ONNX model, and the score that it costs."""
+"""Dynamic int8 quantization of an ONNX model, and the score that it costs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from nas.preparation.teacher import prepare_data
 
 
 def quantize(source: Path, target: Path) -> None:
-    """Write an ONNX model with int8 weights, one scale for each output channel. Activations are quantised while the
+    """Write an ONNX model with int8 weights, one scale for each output channel. Activations are quantized while the
     model runs, with a scale for each tensor, so no calibration is needed.
 
     Weights have seven bits: processors without instructions for products of int8 (VNNI) add two products in 16 bits,
@@ -27,7 +27,7 @@ def quantize(source: Path, target: Path) -> None:
 
     with scratch_folder() as folder, quiet():
         prepared = folder / "prepared.onnx"
-        # Folds constants and infers shapes, so that the weights of experts are recognised as such, too.
+        # Folds constants and infers shapes, so that the weights of experts are recognized as such, too.
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
         quantize_dynamic(prepared, target, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
 

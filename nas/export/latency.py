@@ -15,8 +15,6 @@ from nas.latency.table import WHOLE_ROUNDS, example
 
 TEACHER, BASE_MODEL, STUDENT = "teacher", "base model", "student"
 TORCH, ONNX, INT8 = "torch", "ONNX", "ONNX int8"
-# The numbers of sentences in a batch that are timed unless others are given.
-BATCHES = (1, 32)
 
 Forward = Callable[[Batch], object]
 
@@ -38,8 +36,8 @@ def timings(
     forwards: Mapping[tuple[str, str], Forward],
     vocabulary: int,
     tokens: int,
+    batches: Sequence[int],
     rounds: int | None = None,
-    batches: Sequence[int] = BATCHES,
 ) -> list[Timing]:
     """Time all models in turns, so that what else the machine does disturbs all of them alike.
 
@@ -49,10 +47,10 @@ def timings(
     Args:
         forwards: by model and form, a forward pass.
         tokens: the number of tokens of each sentence, without padding.
-        rounds: None: `WHOLE_ROUNDS`, or fewer if they take too long (`bounded`).
         batches: the numbers of sentences in a batch.
+        rounds: None: `WHOLE_ROUNDS`, or fewer if they take too long (`bounded`).
     """
-    found = []
+    result = []
     for size in batches:
         batch = example(vocabulary, size, tokens, "cpu")
         seconds: dict[tuple[str, str], list[float]] = {key: [] for key in forwards}
@@ -62,10 +60,9 @@ def timings(
                 begun = time.perf_counter()
                 forward(batch)
                 seconds[key].append(time.perf_counter() - begun)
-        for (model, form), passes in seconds.items():
-            lower, median, upper = (1e3 * value for value in quantiles(passes, n=4))
-            found.append(Timing(model, form, size, lower, median, upper))
-    return found
+        for key, passes in seconds.items():
+            result.append(Timing(*key, size, *(1e3 * quartile for quartile in quantiles(passes, n=4))))
+    return result
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,8 @@ class LatencyReport:
 
     def median(self, model: str, form: str, batch: int) -> float | None:
         """The median in milliseconds; None if it was not measured."""
-        key = (model, form, batch)
-        return next((found.median_ms for found in self.timings if (found.model, found.form, found.batch) == key), None)
+        medians = {(timing.model, timing.form, timing.batch): timing.median_ms for timing in self.timings}
+        return medians.get((model, form, batch))
 
     @property
     def predicted(self) -> float | None:
@@ -98,22 +95,22 @@ class LatencyReport:
     def speedups(self) -> list[dict[str, Any]]:
         """For each form and batch: the speed of the student relative to the teacher's in the same form and in torch."""
         rows = []
-        for found in self.timings:
-            teacher = self.median(TEACHER, TORCH, found.batch)
-            same = self.median(TEACHER, found.form, found.batch)
-            if found.model == STUDENT and teacher and same:
-                row = {"form": found.form, "batch": found.batch}
-                rows.append(row | {"same_form": same / found.median_ms, "torch_teacher": teacher / found.median_ms})
+        for timing in self.timings:
+            torch_teacher = self.median(TEACHER, TORCH, timing.batch)
+            same_form = self.median(TEACHER, timing.form, timing.batch)
+            if timing.model == STUDENT and torch_teacher and same_form:
+                speeds = {"same_form": same_form, "torch_teacher": torch_teacher}
+                speeds = {name: teacher / timing.median_ms for name, teacher in speeds.items()}
+                rows.append({"form": timing.form, "batch": timing.batch, **speeds})
         return rows
 
     def sentences(self) -> list[str]:
         """What the latencies say, and how far they are from what the MACs predict."""
         lines = []
         if self.predicted is not None:
-            share = self.macs[STUDENT] / self.macs[TEACHER]
             lines.append(
-                f"MACs: the student has {share:.1%} of the teacher's, so it would be {self.predicted:.2f} times as "
-                "fast if latency were proportional to MACs."
+                f"MACs: the student has {self.macs[STUDENT] / self.macs[TEACHER]:.1%} of the teacher's, so it would be "
+                f"{self.predicted:.2f} times as fast if latency were proportional to MACs."
             )
         for row in self.speedups():
             text = f"{row['form']}, batch {row['batch']}: {row['same_form']:.2f} times as fast as the teacher"
@@ -126,34 +123,23 @@ class LatencyReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as values that `json.dumps` accepts."""
-        return {
-            "tokens": self.tokens,
-            "machine": dict(self.machine),
-            "macs": dict(self.macs),
-            "predicted_speedup": self.predicted,
-            "timings": [asdict(found) for found in self.timings],
-            "speedups": self.speedups(),
-        }
+        return asdict(self) | {"predicted_speedup": self.predicted, "speedups": self.speedups()}
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The cells of the table: model, form, and for each batch the median with the quartiles, and the speed relative
-        to the teacher's in torch.
+    def table(self) -> Table:
+        """A row for each model and form: for each batch the median with the quartiles, and the speed relative to the
+        teacher's in torch.
         """
-        result = []
-        for model, form in dict.fromkeys((found.model, found.form) for found in self.timings):
-            cells = [model, form]
-            for found in self.timings:
-                if (found.model, found.form) == (model, form):
-                    reference = self.median(TEACHER, TORCH, found.batch)
-                    cells.append(f"{found.median_ms:.2f} ({found.lower_ms:.2f} to {found.upper_ms:.2f})")
-                    cells.append(f"{reference / found.median_ms:.2f}×" if reference else "")
-            result.append(tuple(cells))
-        return result
-
-
-def table(report: LatencyReport) -> Table:
-    """The report as a table; speeds are relative to the teacher's in torch."""
-    batches = dict.fromkeys(timing.batch for timing in report.timings)
-    columns = [(Column(f"batch {batch}: ms (quartiles)"), Column("speed")) for batch in batches]
-    texts = (Column("model", is_text=True), Column("form", is_text=True))
-    return Table([*texts, *(column for pair in columns for column in pair)], report.rows())
+        batches = list(dict.fromkeys(timing.batch for timing in self.timings))
+        columns = [Column("model", is_text=True), Column("form", is_text=True)]
+        for batch in batches:
+            columns += [Column(f"batch {batch}: ms (quartiles)"), Column("speed")]
+        rows: dict[tuple[str, str], list[str]] = {}
+        for timing in self.timings:
+            teacher = self.median(TEACHER, TORCH, timing.batch)
+            rows.setdefault((timing.model, timing.form), [timing.model, timing.form]).extend(
+                (
+                    f"{timing.median_ms:.2f} ({timing.lower_ms:.2f} to {timing.upper_ms:.2f})",
+                    f"{teacher / timing.median_ms:.2f}×" if teacher else "",
+                )
+            )
+        return Table(columns, [tuple(cells) for cells in rows.values()])

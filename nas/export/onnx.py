@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from distill.encoders.family import family_of
 from distill.encoders.parts import model_inputs
 from distill.objectives.outputs import Batch
-from distill.tasks.types import TaskType, task_type_of
-from nas.export.checkpoint import ExportError
+from distill.tasks.types import TaskType
+from nas.export.checkpoint import ExportError, type_of_head
 
 TOLERANCE = 1e-4
 # The sizes of the batches on which ONNX is compared with torch, as (sentences, tokens); 0 stands for the longest
@@ -42,7 +42,7 @@ class _ByPosition(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.names = _task_type(model).outputs
+        self.names = type_of_head(model).outputs
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         outputs = self.model(**dict(zip(family_of(self.model).inputs(self.model.config), inputs, strict=True)))
@@ -69,7 +69,7 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
                 dynamo=True,
                 verbose=False,
                 input_names=list(batch),
-                output_names=list(_task_type(model).outputs),
+                output_names=list(type_of_head(model).outputs),
                 dynamic_shapes=((axes,) * len(batch),),
             )
             assert program is not None
@@ -113,24 +113,20 @@ def padded_batch(config: Any, sentences: int, tokens: int) -> Batch:
 
 
 class OnnxModel:
-    """An ONNX model in onnxruntime on the CPU.
+    """An ONNX model in onnxruntime on the CPU, with as many threads as torch uses."""
 
-    Args:
-        threads: the threads of one operation; by default as many as torch uses.
-    """
-
-    def __init__(self, path: Path, threads: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
         self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(self, batch: Batch) -> list[Tensor]:
         """All outputs for a batch, of which only the model's inputs are used."""
-        found = self.session.run(None, {node.name: batch[node.name].numpy() for node in self.session.get_inputs()})
-        return [torch.from_numpy(array) for array in found]
+        inputs = {node.name: batch[node.name].numpy() for node in self.session.get_inputs()}
+        return [torch.from_numpy(array) for array in self.session.run(None, inputs)]
 
     def logits(self, batch: Batch) -> Tensor:
         """The logits, in the shape that `distill.tasks.types.base.TaskType` documents."""
@@ -146,7 +142,7 @@ def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
     Raises:
         ExportError: a difference exceeds `TOLERANCE`, absolute or relative to the logit, whichever is larger.
     """
-    known = _task_type(model)
+    known = type_of_head(model)
     largest = 0.0
     for sentences, tokens in SIZES:
         longest = family_of(model).positions(model.config)
@@ -160,16 +156,10 @@ def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
             shape = " x ".join(map(str, batch["input_ids"].shape))
             raise ExportError(
                 f"the ONNX model differs from the torch model by {float(differences.max()):.2g} on a batch of {shape} "
-                f"tokens, more than {TOLERANCE}: this is a fault of the export; nothing was written"
+                f"tokens, which is more than {TOLERANCE}; this is a bug in the export, and nothing was written"
             )
         largest = max(largest, float(differences.max()))
     return largest
-
-
-def _task_type(model: PreTrainedModel) -> TaskType:
-    task_type = task_type_of(model)
-    assert task_type is not None  # only models with a head are exported
-    return task_type
 
 
 def _real(logits: Tensor, known: TaskType, batch: Batch) -> Tensor:

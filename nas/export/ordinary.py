@@ -2,6 +2,7 @@
 expressed as the family's.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,7 @@ from transformers.activations import ACT2FN
 
 from distill.encoders.family import CHANNELS, FAMILIES, family_of
 from distill.encoders.student.configuration import attention_experts
-from distill.tasks.types import task_type_of
-from nas.export.checkpoint import ExportError
+from nas.export.checkpoint import ExportError, type_of_head
 from nas.export.onnx import TOLERANCE, padded_batch
 
 # The operations that have another name in a configuration; gelu has one for each of its forms.
@@ -21,11 +21,11 @@ OTHER_NAMES = {"swish": "silu"}
 GELU_FORMS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 
 
-def why_not(config: Any) -> str:
+def reason_against(config: Any) -> str:
     """Why a student with this configuration cannot be an ordinary checkpoint of its family; empty if it can."""
     family = FAMILIES[str(family_of(config).students_of)]
     if getattr(config, "embedding_size", None) is not None:
-        return "its word embedding is factorised"
+        return "its word embedding is factorized"
     if any(attention_experts(config, layer) > 1 for layer in range(config.num_hidden_layers)):
         return "its attention has experts"
     if getattr(config, "head_experts", 1) > 1:
@@ -97,9 +97,9 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
         raise ExportError(
             f"--as {form}: this is a student of the family {family.students_of!r}: give --as {family.students_of}"
         )
-    if fault := why_not(config):
+    if reason := reason_against(config):
         raise ExportError(
-            f"--as {form}: this student cannot be an ordinary checkpoint: {fault}; export it without --as"
+            f"--as {form}: this student cannot be an ordinary checkpoint: {reason}; export it without --as"
         )
     ordinary = FAMILIES[form]
     widest = max(genes["inner"] for genes in config.ffn)
@@ -108,24 +108,19 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
     for name in ("model_type", "architectures", "auto_map", "transformers_version", "num_labels"):
         settings.pop(name, None)
     settings |= {ordinary.sizes["inner"]: widest, ordinary.activation_key: activation_of(config)}
-    task_type = task_type_of(student)
-    assert task_type is not None
-    model = task_type.model.from_config(config_class(**settings)).eval()
+    model = type_of_head(student).model.from_config(config_class(**settings)).eval()
     weights: dict[str, Tensor] = {}
     added = 0
     slices = family.slices()
     for name, tensor in student.state_dict().items():
         parts = family.split(name)
         unit, dimension = slices.get(parts[2] if parts else "", (None, 0))
-        widened = tensor
         if unit == CHANNELS:
-            missing = widest - tensor.shape[dimension]
-            widened = torch.cat(
-                (tensor, tensor.new_zeros(*tensor.shape[:dimension], missing, *tensor.shape[dimension + 1 :])),
-                dimension,
-            )
-        added += widened.numel() - tensor.numel()
-        weights[family.renamed(ordinary, name)] = widened
+            shape = list(tensor.shape)
+            shape[dimension] = widest - shape[dimension]
+            added += math.prod(shape)
+            tensor = torch.cat((tensor, tensor.new_zeros(shape)), dimension)
+        weights[family.renamed(ordinary, name)] = tensor
     model.load_state_dict(weights, strict=True)
     _check(student, model)
     return OrdinaryForm(model, added)
@@ -135,11 +130,11 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
 def _check(student: PreTrainedModel, model: PreTrainedModel) -> None:
     """Raise ExportError if the two models do not have equal logits."""
     batch = padded_batch(student.config, 4, min(16, family_of(student).positions(student.config)))
-    task_type = task_type_of(student)
-    assert task_type is not None
+    task_type = type_of_head(student)
     expected, actual = (task_type.logits(either(**batch)) for either in (student, model))
     difference = float((actual - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         raise ExportError(
-            f"--as {model.config.model_type}: the logits differ by {difference:.2g}: this is a fault of the export"
+            f"--as {model.config.model_type}: the logits differ from the student's by {difference:.2g}; this is a bug "
+            "in the export"
         )

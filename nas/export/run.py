@@ -16,11 +16,10 @@ from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.encoders.family import family_of
-from distill.tasks.metrics import Score
+from distill.table import difference, plural, with_error
 from distill.training.progress import Progress
 from distill.training.teacher import TeacherError, load_config, set_head
 from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
-from nas.export import latency
 from nas.export.card import Card
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint
 from nas.export.int8 import dev_set, quantize, scores_of_forms
@@ -40,30 +39,28 @@ TOKENS = 32  # the length of sentences where metrics.json does not say another
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What to export, and where to; see `nas.export.command.parser`.
+    """The options of `nas.export.command.parser`.
 
     Attributes:
         form: the family of which it becomes an ordinary checkpoint; None: a student's, with the code.
-        quiet: print only the results.
-        as_json: print the results as JSON on stdout, and progress on stderr.
         command: the words of the command line, for the model card.
     """
 
     checkpoint: Path
     out: Path
-    onnx: bool = False
-    int8: bool = False
-    form: str | None = None
-    labels: tuple[str, ...] = ()
-    tokens: int | None = None
-    threads: int | None = None
-    batches: tuple[int, ...] = latency.BATCHES
-    rounds: int | None = None
-    latency: bool = True
-    scores: bool = True
-    quiet: bool = False
-    as_json: bool = False
-    command: tuple[str, ...] = ()
+    onnx: bool
+    int8: bool
+    form: str | None
+    labels: tuple[str, ...]
+    tokens: int | None
+    threads: int | None
+    batches: tuple[int, ...]
+    rounds: int | None
+    skip_latency: bool
+    skip_scores: bool
+    quiet: bool
+    json: bool
+    command: tuple[str, ...]
 
 
 def run(export: Export) -> int:
@@ -80,18 +77,17 @@ def run(export: Export) -> int:
     longest = family_of(checkpoint.model).positions(checkpoint.model.config)
     if export.tokens is not None and export.tokens > longest:
         raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
-    console = Console(highlight=False, soft_wrap=True, stderr=export.as_json)
+    console = Console(highlight=False, soft_wrap=True, stderr=export.json)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(export.threads or before)
         with Progress(console, export.quiet) as progress:
             results: dict[str, Any] = {}
-            write_atomically(
-                export.out, lambda folder: results.update(_write(export, checkpoint, progress, console, folder))
-            )
+            write = partial(_write, export, checkpoint, progress, console)
+            write_atomically(export.out, lambda folder: results.update(write(folder)))
     finally:
         torch.set_num_threads(before)
-    if export.as_json:
+    if export.json:
         print(json.dumps({"folder": str(export.out), **results}, indent=2))
     else:
         console.print(f"wrote {export.out}")
@@ -112,14 +108,14 @@ def _write(
     for name in (ARCHITECTURE, CONFIG, METRICS):
         if (checkpoint.folder / name).exists():
             shutil.copyfile(checkpoint.folder / name, folder / name)
-    forwards: dict[tuple[str, str], Forward] = {(STUDENT, TORCH): lambda batch: model(**batch)}
+    forwards: dict[tuple[str, str], Forward] = {(STUDENT, TORCH): partial(_forward, model)}
     forms: dict[str, dict[str, Any] | None] = {}
     if export.onnx:
         progress.update("ONNX", None)
         onnx = write_onnx(model, folder / ONNX_FILE)
-        difference = verify(model, onnx)
+        largest = verify(model, onnx)
         progress.finish()
-        progress.say(f"ONNX: logits within {difference:.1e} of torch's, on batches of 1 to 8 sentences with padding")
+        progress.say(f"ONNX: logits within {largest:.1e} of torch's, on batches of 1 to 8 sentences with padding")
         forwards[STUDENT, ONNX] = onnx.run
         forms[ONNX_FILE] = None
     if export.int8:
@@ -131,12 +127,12 @@ def _write(
         forms[INT8_FILE] = None
         forms |= scores(export, checkpoint, progress, {ONNX_FILE: onnx, INT8_FILE: int8})
     report = None
-    if export.latency:
+    if not export.skip_latency:
         report = measure(export, checkpoint, model, forwards, progress)
         (folder / LATENCY_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-        threads = report.machine["threads"]
-        console.print(f"latency of sentences of {report.tokens} tokens, {threads} thread{'s' if threads > 1 else ''}")
-        latency.table(report).print(console)
+        threads = plural(report.machine["threads"], "thread")
+        console.print(f"latency of sentences of {report.tokens} tokens, {threads}")
+        report.table().print(console)
         console.print("\n".join(report.sentences()))
     card = Card(export.out.name, checkpoint, export.form, cost_of_form, forms, report, export.command)
     (folder / "README.md").write_text(card.text(), encoding="utf-8")
@@ -159,7 +155,7 @@ def scores(
     Raises:
         UserError: the rows cannot be read.
     """
-    if not export.scores:
+    if export.skip_scores:
         return {}
     if checkpoint.config is None:
         progress.warn(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
@@ -169,15 +165,15 @@ def scores(
     if trained_with != len(rows.split):
         progress.warn(f"the dev split has {len(rows.split)} rows here; after the training it had {trained_with}")
     progress.update("scores", None)
-    found = scores_of_forms(rows, models, ONNX_FILE)
+    by_file = scores_of_forms(rows, models, ONNX_FILE)
     progress.finish()
-    for name, of_metrics in found.items():
+    for name, of_metrics in by_file.items():
         for metric, row in of_metrics.items():
-            line = f"{name}: {metric} {Score(row['value'], row['standard_error'])}"
-            if difference := row.get("difference"):
-                line += f", {difference['value']:+.4f} ± {difference['standard_error']:.4f} against float32 (paired)"
+            line = f"{name}: {metric} {with_error((row['value'], row['standard_error']))}"
+            if pair := row.get("difference"):
+                line += f", {difference((pair['value'], pair['standard_error']))} against float32 (paired)"
             progress.result(f"{line}; {len(rows.split)} dev rows")
-    return found
+    return by_file
 
 
 def measure(
@@ -221,9 +217,9 @@ def measure(
                     quantize(path, folder / f"{name}-int8.onnx")
                     measured[name, INT8] = OnnxModel(folder / f"{name}-int8.onnx").run
         progress.update("latency", None)
-        found = timings(measured | forwards, model.config.vocab_size, tokens, export.rounds, export.batches)
+        measurements = timings(measured | forwards, model.config.vocab_size, tokens, export.batches, export.rounds)
         progress.finish()
-    return LatencyReport(tokens, found, macs, machine(export.onnx))
+    return LatencyReport(tokens, measurements, macs, machine(export.onnx))
 
 
 def _forward(model: PreTrainedModel, batch: Any) -> object:
@@ -255,7 +251,7 @@ def widened(architecture: Architecture, config: Any) -> Architecture:
 
 def machine(onnx: bool) -> dict[str, Any]:
     """What the latencies depend on: processor, threads, and versions of the libraries."""
-    found: dict[str, Any] = {
+    known: dict[str, Any] = {
         "processor": device_name("cpu"),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -264,5 +260,5 @@ def machine(onnx: bool) -> dict[str, Any]:
     if onnx:
         import onnxruntime
 
-        found["onnxruntime"] = onnxruntime.__version__
-    return found
+        known["onnxruntime"] = onnxruntime.__version__
+    return known

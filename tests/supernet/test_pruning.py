@@ -21,7 +21,7 @@ from transformers import (
 from distill.__main__ import main as distill
 from distill.objectives import OBJECTIVES
 from distill.training.students import some_layers
-from nas.export.ordinary import why_not
+from nas.export.ordinary import reason_against
 from search_spaces import PUBLISHED, cost
 from supernet.build import base_of_teacher, from_teacher
 from supernet.order.importance import mask_importance
@@ -101,7 +101,7 @@ def test_pruned_is_masked(kind: type[PreTrainedModel], tmp_path: Path) -> None:
     # Layers of it, as `first:N` and `uniform:N` take them.
     alone = some_layers(pruned, [2, 0])
     assert alone.config.attention_heads == [4, 2]
-    assert why_not(pruned.config) == "attention heads have been pruned, and all layers of a bert model have 4"
+    assert reason_against(pruned.config) == "attention heads have been pruned, and all layers of a bert model have 4"
 
 
 @pytest.mark.parametrize("percent", [8, 15, 30, 50, 80, 100])

@@ -304,12 +304,10 @@ def test_mistakes(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--as bert: this student cannot be an ordinary checkpoint: layer 1 has experts" in refused(
         capsys, mixture, "--as", "bert", *out
     )
-    assert "--tokens: must be a whole number above 0, not '0'" in refused(capsys, mixture, "--tokens", "0", *out)
+    assert "--tokens: must be a whole number of at least 1, not '0'" in refused(capsys, mixture, "--tokens", "0", *out)
     assert "--tokens: the model reads at most 20 tokens, not 21" in refused(capsys, mixture, "--tokens", "21", *out)
-    assert "--rounds: must be at least 2, as quartiles are reported, not 1" in refused(
-        capsys, mixture, "--rounds", "1", *out
-    )
-    assert "--threads: must be a whole number above 0" in refused(capsys, mixture, "--threads", "one", *out)
+    assert "--rounds: must be a whole number of at least 2" in refused(capsys, mixture, "--rounds", "1", *out)
+    assert "--threads: must be a whole number of at least 1" in refused(capsys, mixture, "--threads", "one", *out)
     assert "invalid choice: 'gpt'" in refused(capsys, mixture, "--as", "gpt", *out)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

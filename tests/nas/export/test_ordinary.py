@@ -16,7 +16,7 @@ from transformers import (
 
 from distill.tasks.types import TASK_TYPES
 from nas.export.checkpoint import ExportError
-from nas.export.ordinary import ordinary_form, why_not
+from nas.export.ordinary import ordinary_form, reason_against
 from search_spaces import FFN, Architecture, Base, Experts, FFNGraph
 from supernet.build import build
 from tests.tiny import BASE, batch, inputs, shaken
@@ -102,7 +102,7 @@ def test_labels_and_settings_are_kept() -> None:
         ([FFN(FFNGraph.parse("project(gelu(expand(tanh(x))))"))], {}, "layer 1 computes"),
         ([FFN(), FFN(graph("relu"))], {}, "different activations (gelu and relu)"),
         ([FFN(graph("elu"))] * 3, {}, "no hidden_act for elu"),
-        ([FFN()], {"embedding": 7}, "its word embedding is factorised"),
+        ([FFN()], {"embedding": 7}, "its word embedding is factorized"),
         ([FFN()], {"attention_experts": 2}, "its attention has experts"),
         ([FFN()], {"head_experts": 2}, "its head has experts"),
     ],
@@ -112,6 +112,6 @@ def test_what_bert_cannot_express(layers: list[FFN], changes: dict[str, int], re
     of_base = {name: value for name, value in changes.items() if name == "embedding"}
     experts = {name: value for name, value in changes.items() if name not in of_base}
     given = student(*layers, base=replace(BASE, **of_base), **experts)  # type: ignore[arg-type]
-    assert reason in why_not(given.config)
+    assert reason in reason_against(given.config)
     with pytest.raises(ExportError, match=r"this student cannot be an ordinary checkpoint: .*; export it without --as"):
         ordinary_form(given, "bert")
