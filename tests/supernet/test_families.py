@@ -1,7 +1,5 @@
 """Students of RoBERTa: what they share with those of a BERT with the same weights, and what is theirs."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -144,44 +142,6 @@ def test_what_only_students_of_bert_have(architecture: Architecture, name: str) 
     with pytest.raises(BuildError, match=rf"^{name} is \d: students of encoders of the type 'roberta' cannot have it$"):
         config_of(architecture, template=template)
     config_of(architecture)
-
-
-STRANGER = """
-import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces", "foundation"}:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Absent())
-import torch, transformers
-for auto in sys.argv[2:]:
-    model = getattr(transformers, auto).from_pretrained(f"{sys.argv[1]}/{auto}", trust_remote_code=True).eval()
-    expected = torch.load(f"{sys.argv[1]}/{auto}/expected.pt")
-    with torch.no_grad():
-        assert torch.equal(model(input_ids=torch.arange(2, 12)[None])[0], expected), auto
-    print(type(model).__name__)
-"""
-
-
-def test_every_head_loads_where_the_project_is_not_installed(tmp_path: Path) -> None:
-    autos = []
-    layers = (FFN(expansion=HALF, experts=Experts(2, HALF, "token_gate")), FFN(stack=2), FFN())
-    for teacher in [pair(cls)[1] for cls in CLASSES]:
-        base, _ = base_of_teacher(teacher.config)
-        student = shaken(
-            build(Architecture.of_ffns(base, layers), task_type_of(teacher), template=teacher.config)
-        ).eval()
-        autos.append(student._auto_class)
-        student.save_pretrained(tmp_path / autos[-1])
-        sources = {path.stem for path in (tmp_path / autos[-1]).glob("*.py")}
-        assert "modeling_nas_roberta" in sources and "modeling_nas_bert" not in sources
-        with torch.no_grad():
-            torch.save(student(input_ids=torch.arange(2, 12)[None])[0], tmp_path / autos[-1] / "expected.pt")
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", STRANGER, str(tmp_path), *autos], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [f"NasRobertaFor{auto.partition('For')[2]}" for auto in autos]
 
 
 @pytest.mark.parametrize("cls", CLASSES)

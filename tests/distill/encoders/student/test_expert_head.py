@@ -1,20 +1,17 @@
 """MicroBERT's prediction layer: experts in a classifier's head."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
 
 from distill.objectives.outputs import LOGITS, ROUTINGS, run
 from distill.training.evaluation import expert_load
-from search_spaces import Architecture, cost
+from search_spaces import Architecture
 from supernet.build import build
-from supernet.inherit import inherit
 from tests.tiny import BASE, batch, inputs, shaken
 
 EXPERTS = 3
@@ -71,39 +68,3 @@ def test_every_part_learns() -> None:
     for name, parameter in model.classifier.named_parameters():
         moved = parameter.grad.flatten(1).abs().sum(dim=1) > 0
         assert moved.tolist() == ([True] * EXPERTS if "router" in name else [e in used for e in range(EXPERTS)]), name
-
-
-@pytest.mark.parametrize("labels", [1, 2, 5])
-def test_costs(labels: int) -> None:
-    model = make(labels=labels)
-    assert cost.params(ARCHITECTURE, labels) == sum(parameter.numel() for parameter in model.parameters())
-    idle = sum(p[1:].numel() for name, p in model.classifier.named_parameters() if "router" not in name)
-    assert cost.params_active(ARCHITECTURE, labels) == cost.params(ARCHITECTURE, labels) - idle
-    plain = Architecture.uniform(BASE)
-    assert cost.macs(ARCHITECTURE, labels=labels) - cost.macs(plain, labels=labels) == 24 * 24 + 24 * EXPERTS
-    assert cost.params_encoder(ARCHITECTURE) == cost.params_encoder(plain)
-
-
-def test_inherits_all_but_the_head() -> None:
-    supernet = shaken(build(Architecture.uniform(BASE), labels=5))
-    weights = inherit(supernet.state_dict(), ARCHITECTURE)
-    student = build(ARCHITECTURE, labels=5, weights=weights)
-    for name, tensor in supernet.state_dict().items():
-        if not name.startswith("classifier."):
-            assert torch.equal(weights[name], tensor), name
-    again = inherit(supernet.state_dict(), ARCHITECTURE)
-    assert all(torch.equal(tensor, again[name]) for name, tensor in weights.items())
-    assert not torch.equal(*student.classifier.inner.weight[:2])
-
-
-@torch.no_grad()
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    model = make()
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, trust_remote_code=True).eval()
-    assert torch.equal(loaded(**inputs(batch())).logits, model(**inputs(batch())).logits)
-
-
-def test_json() -> None:
-    assert Architecture.from_json(ARCHITECTURE.to_json()) == ARCHITECTURE
-    assert ARCHITECTURE.to_json()["head"] == {"experts": EXPERTS}

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
 from distill.encoders.student.ffn import FFNBlock
-from distill.encoders.student.routing import GateRouter, Router
-from distill.objectives.outputs import ATTENTION_SCORES, RELATIONS, ROUTINGS, Outputs, dot_products, run
+from distill.encoders.student.routing import Router
+from distill.objectives.outputs import ROUTINGS, run
 from distill.tasks.types import TASK_TYPES
 from search_spaces import FFN, GELU, Architecture, Experts, FFNGraph
 from supernet.build import build
@@ -218,16 +218,6 @@ def test_routings_are_of_tokens_and_not_of_padding(kind: str) -> None:
 
 
 @each_kind
-def test_relations_and_scores_have_the_usual_shapes(kind: str) -> None:
-    with torch.no_grad():
-        found: Outputs = run(make(kind), batch(4, 9), frozenset({RELATIONS, ATTENTION_SCORES}))
-    assert [tuple(part.shape) for part in found.relations] == [(4, 9, BASE.width)] * 3
-    assert [tuple(scores.shape) for scores in found.attention_scores] == [(4, BASE.heads, 9, 9)] * 3
-    query, key, _ = found.relations
-    assert torch.equal(found.attention_scores[-1], dot_products(query, key, BASE.heads))
-
-
-@each_kind
 def test_attentions_and_hidden_states(kind: str) -> None:
     model, features = make(kind), inputs(batch(4, 9))
     logits, _ = last_states(model, features)
@@ -243,28 +233,12 @@ def test_attentions_and_hidden_states(kind: str) -> None:
         assert weights_BHTS.transpose(1, 3)[padding_BT].abs().max() < 1e-6
 
 
-def test_a_capacity_that_is_never_reached_changes_nothing() -> None:
-    for routing in ("hash", "token_gate"):
-        logits = {}
-        for capacity in (None, Fraction(4), Fraction(1, 1000)):
-            experts = Experts(4, routing=routing, capacity=capacity)
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                uniform = Architecture.uniform(BASE, stack=2, expansion=QUARTER, experts=experts)
-                model = shaken(build(uniform, labels=3)).eval()
-            logits[capacity], _ = last_states(model, inputs(batch(4, 9)))
-        assert torch.equal(logits[None], logits[Fraction(4)])
-        # Almost none leaves an expert one token of every sentence. The last sentence has no more than that one.
-        tight = logits[Fraction(1, 1000)]
-        assert torch.isfinite(tight).all()
-        assert (tight[0] - logits[None][0]).abs().max() > 1e-2
-        close(tight[-1], logits[None][-1])
-
-
-@pytest.mark.parametrize("kind", ["hash", "balanced_hash", "hash with capacity", "everything"])
+@pytest.mark.parametrize("kind", ["hash", "balanced_hash"])
 def test_what_a_hash_cannot_route(kind: str) -> None:
     model = make(kind)
-    with pytest.raises(ValueError, match="hash routing goes by token ids: give the model input_ids, not inputs_embeds"):
+    with pytest.raises(
+        ValueError, match=f"^{kind} routing goes by token ids: give the model input_ids, not inputs_embeds"
+    ):
         model(inputs_embeds=torch.zeros(1, 3, BASE.width))
     # A larger embedding that somebody put there: its additional tokens have no expert.
     model.set_input_embeddings(nn.Embedding(60, BASE.width))
@@ -272,7 +246,7 @@ def test_what_a_hash_cannot_route(kind: str) -> None:
         model(input_ids=torch.tensor([[3, 57, 50]]))
 
 
-@each_kind
+@pytest.mark.parametrize("kind", ["token_gate", "probability"])
 def test_the_configuration_says_what_gates_multiply_by(kind: str, tmp_path: Path) -> None:
     """Checkpoints without the setting are from before it existed."""
     model, features = make(kind), inputs(batch(4, 9))
@@ -294,33 +268,8 @@ def test_gates_need_no_token_ids(kind: str) -> None:
     assert torch.equal(again, logits)
 
 
-def without_dropout(model: Any) -> Any:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
-
-
-@each_kind
-def test_jitter_is_for_training(kind: str) -> None:
-    model, features = without_dropout(make(kind)), inputs(batch(4, 9))
-    calm, _ = last_states(model, features)
-    assert torch.equal(last_states(model, features)[0], calm)
-    shaky = [last_states(model.train(), features)[0] for _ in range(2)]
-    if kind in GATED:
-        assert not torch.equal(*shaky)
-        assert (shaky[0] - calm).abs().max() < 1
-    else:
-        assert torch.equal(*shaky)
-    for module in model.modules():
-        if isinstance(module, GateRouter):
-            assert module.jitter == 0.01
-            module.jitter = 0.0
-    assert torch.equal(last_states(model, features)[0], calm)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
-@each_kind
+@pytest.mark.parametrize("kind", ["hash with capacity", "everything"])
 def test_gradient_checkpointing(kind: str, reentrant: bool) -> None:
     """With dropout and jitter: what is computed a second time is the same."""
     gradients = []

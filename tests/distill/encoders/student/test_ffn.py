@@ -15,9 +15,6 @@ import sympy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 from distill.encoders.student.dispatch import Tokens
 from distill.encoders.student.expert_linear import BATCHED, is_batched
@@ -103,64 +100,10 @@ def test_computes_the_graph(inner: int, mismatch: str, gelu: str) -> None:
         )
 
 
-@pytest.mark.parametrize("form", ["tanh", "erf"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_base_graph_is_the_usual_ffn(dtype: torch.dtype, form: str) -> None:
-    block = make_block(GELU, 3 * WIDTH, gelu=form).to(dtype)
-    up, down = nn.Linear(WIDTH, 3 * WIDTH, dtype=dtype), nn.Linear(3 * WIDTH, WIDTH, dtype=dtype)
-    up.load_state_dict(block.expand.state_dict())
-    down.load_state_dict(block.project.state_dict())
-    x = torch.randn(4, 7, WIDTH, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    own, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-
-    actual = block.f(own)
-    expected = down(F.gelu(up(other), approximate="tanh" if form == "tanh" else "none"))
-    assert torch.equal(actual, expected)
-    actual.square().sum().backward()
-    expected.square().sum().backward()
-    for mine, theirs in [(own, other), *zip(block.expand.parameters(), up.parameters(), strict=True)]:
-        assert torch.equal(mine.grad, theirs.grad)
-    for mine, theirs in zip(block.project.parameters(), down.parameters(), strict=True):
-        assert torch.equal(mine.grad, theirs.grad)
-
-
-def values_and_gradients(f: Callable[[Tensor], Tensor], linears: list[nn.Linear]) -> list[Tensor]:
-    """f(x), and the gradients of a function of it by x and by the parameters of the linear maps."""
-    x = torch.randn(4, 7, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    x.requires_grad_()
-    y = f(x)
-    parameters = [parameter for linear in linears for parameter in (linear.weight, linear.bias)]
-    return [y, *torch.autograd.grad(y.square().sum(), [x, *parameters])]
-
-
-@pytest.mark.parametrize(("op", "name"), [("swish", "silu"), ("gelu", "gelu_pytorch_tanh")])
-def test_swiglu_and_geglu_are_the_librarys(op: str, name: str) -> None:
-    """Llama's and, with the tanh form of gelu, Gemma's; the library calls the activated map the gate."""
-    block = make_block(FFNGraph.parse(f"project(mul({op}(expand(x)),gate(x)))"), 17)
-    config = LlamaConfig(hidden_size=WIDTH, num_attention_heads=1, intermediate_size=17, hidden_act=name, mlp_bias=True)
-    theirs = LlamaMLP(config).double()
-    for own, linear in (("expand", "gate_proj"), ("gate", "up_proj"), ("project", "down_proj")):
-        getattr(theirs, linear).load_state_dict(getattr(block, own).state_dict())
-    actual = values_and_gradients(block.f, [block.expand, block.gate, block.project])
-    expected = values_and_gradients(theirs, [theirs.gate_proj, theirs.up_proj, theirs.down_proj])
-    for mine, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
-
-
 def test_only_gated_graphs_have_a_gate() -> None:
     assert {name for name, _ in make_block(GELU, 6).named_children()}.isdisjoint({"gate"})
     for graph in GATED:
         assert make_block(graph, 6).gate.weight.shape == (6, WIDTH)
-
-
-@pytest.mark.parametrize("mismatch", ["narrow", "wide"])
-@pytest.mark.parametrize(
-    "formula", ["project(mul(gelu(expand(x)),x))", "max(project(swish(expand(x))),tanh(x))", str(GATED[1])]
-)
-def test_gradients_numerically(formula: str, mismatch: str) -> None:
-    block = make_block(FFNGraph.parse(formula), 6, mismatch)
-    x = torch.randn(3, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    assert torch.autograd.gradcheck(block, x)
 
 
 def test_combine() -> None:
@@ -275,54 +218,6 @@ def test_gradients_of_experts_numerically(routing: str, batched: bool) -> None:
 
     given = (states()[1:3, :3].requires_grad_(), *parameters)
     assert torch.autograd.gradcheck(function, given, fast_mode=True)
-
-
-def copies(dense: FFNBlock, graph: FFNGraph, inner: int, experts: dict[str, Any]) -> FFNBlock:
-    """A block of experts that all are `dense`."""
-    block = make_block(graph, inner, experts=experts)
-    with torch.no_grad():
-        for name, parameter in block.named_parameters():
-            if name != "router.weight":
-                source = dict(dense.named_parameters())[name]
-                parameter.copy_(source)
-    return block.to(next(dense.parameters()).dtype)
-
-
-@pytest.mark.parametrize("graph", [GELU, *GATED, *MIXING], ids=str)
-def test_one_run_of_all_tokens_is_the_dense_block_exactly(graph: FFNGraph) -> None:
-    """Bit for bit: with all tokens at one expert, in the sorted layout, the products are the dense block's own. (In
-    float64, that is; in float32 it is another library that computes them.)
-    """
-    dense = make_block(graph, 17)
-    experts = settings(3)
-    layer_router = router(experts, batched=False, table=torch.ones(20))
-    assert torch.equal(forward(copies(dense, graph, 17, experts), layer_router, states(), None), dense(states()))
-
-
-@LAYOUTS
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("graph", [GELU, *GATED, *MIXING], ids=str)
-def test_copies_are_the_dense_block(graph: FFNGraph, dtype: torch.dtype, tolerance: float, batched: bool) -> None:
-    """Up to rounding: products of other numbers of rows add up in another order. A gate that lets tokens pass all
-    experts has probabilities whose sum is 1; one without preferences gives each of K experts the weight 1 / K.
-    """
-    dense = make_block(graph, 17).to(dtype)
-    expected = torch.where(MASK[..., None].bool(), dense(states(dtype)), dense.LayerNorm(states(dtype)))
-    found = {}
-    for top_k in (1, 2, 4):
-        experts = settings(4, "hash", top_k)
-        found[f"hash {top_k}"] = copies(dense, graph, 17, experts), router(experts, batched)
-    for routing in GATES:
-        found[f"{routing} 4"] = copies(dense, graph, 17, settings(4, routing, 4)), None
-        for top_k in (1, 3):
-            block = copies(dense, graph, 17, settings(4, routing, top_k))
-            nn.init.zeros_(block.router.weight)
-            found[f"{routing} {top_k}"] = block, None
-    for name, (block, layer_router) in found.items():
-        if block.router is not None:
-            block.router.batched = batched
-        actual = forward(block, layer_router, states(dtype))
-        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, msg=name)
 
 
 @LAYOUTS

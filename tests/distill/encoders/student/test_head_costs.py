@@ -89,4 +89,7 @@ def test_experts_in_the_head(kind: str) -> None:
     if kind in ("classification", "regression"):
         idle = sum(p[1:].numel() for name, p in model.classifier.named_parameters() if "router" not in name)
         assert idle > 0
-    assert cost.params_active(architecture, CLASSES, TASK_TYPES[kind].head) == size(model) - idle
+    head = TASK_TYPES[kind].head
+    assert cost.params_active(architecture, CLASSES, head) == size(model) - idle
+    more = cost.macs(architecture, TOKENS, CLASSES, head) - cost.macs(Architecture.uniform(BASE), TOKENS, CLASSES, head)
+    assert more == (BASE.width * (BASE.width + 3) if idle else 0)
