@@ -135,7 +135,7 @@ class Architecture:
         return Architecture(base.with_gates_of(self.base), tuple(layers), self.head)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-serialisable values; the inverse of `from_json`."""
+        """JSON-serializable values; the inverse of `from_json`."""
         layers = [layer.to_json() for layer in self.layers]
         return {"version": VERSION, "base": asdict(self.base), "layers": layers, "head": self.head.to_json()}
 

@@ -38,7 +38,7 @@ class Base:
         heads: attention heads of a layer.
         inner: channels of the FFN at expansion 1.
         vocabulary, positions, token_types: rows of the embedding tables.
-        embedding: None for BERT's word embedding of full width; a size for MobileBERT's factorised embedding, where the
+        embedding: None for BERT's word embedding of full width; a size for MobileBERT's factorized embedding, where the
             embeddings of the previous, this and the next word are concatenated and mapped to the width.
         gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
         mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.

@@ -177,14 +177,14 @@ def layer_macs(base: Base, layer: Layer, tokens: int = 128) -> int:
 
 
 def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
-    """`macs_linear` plus gates, attention products, factorised embedding and head, for one sequence."""
+    """`macs_linear` plus gates, attention products, factorized embedding and head, for one sequence."""
     base = architecture.base
     layers = sum(layer_macs(base, layer, tokens) for layer in architecture.layers)
     return embedding_macs(base, tokens) + layers + head_macs(base, architecture.head, tokens, labels, head)
 
 
 def embedding_macs(base: Base, tokens: int = 128) -> int:
-    """The MACs outside the layers and the head: those of a factorised embedding."""
+    """The MACs outside the layers and the head: those of a factorized embedding."""
     return tokens * 3 * (base.embedding or 0) * base.width
 
 

@@ -45,7 +45,7 @@ def count_within(costs: Sequence[Sequence[Cost]], bounds: Bounds) -> int:
 
 def count_rest(costs: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -> int:
     """As `count_within`, for layers in sorted order. `cap` is the upper bound of all layers together: the dynamic
-    programme ignores larger sums.
+    program ignores larger sums.
     """
     if bounds.low > bounds.high[0] or min(bounds.high) < 0:
         return 0

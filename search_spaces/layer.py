@@ -92,7 +92,7 @@ class Experts:
         return ", ".join(parts + ([f"capacity {self.capacity}"] if self.capacity is not None else []))
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-serialisable values; the inverse of `from_json`."""
+        """JSON-serializable values; the inverse of `from_json`."""
         if self.count == 1:
             return {"count": 1}
         value: dict[str, Any] = {"count": self.count, "shared": str(self.shared), "routing": self.routing}
@@ -173,7 +173,7 @@ class FFN:
         return ""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-serialisable values; the inverse of `from_json`."""
+        """JSON-serializable values; the inverse of `from_json`."""
         if not self.stack:
             return {"stack": 0}
         value = {"graph": str(self.graph), "stack": self.stack, "expansion": str(self.expansion)}
@@ -236,7 +236,7 @@ class Layer:
         return ""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-serialisable values; the inverse of `from_json`."""
+        """JSON-serializable values; the inverse of `from_json`."""
         experts = {"experts": self.attention.experts} if self.attention.experts > 1 else {}
         return {"attention": {"heads": self.attention.heads} | experts, "ffn": self.ffn.to_json()}
 
@@ -265,7 +265,7 @@ class Head:
         check_integer("head.experts", self.experts, MOST_EXPERTS)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-serialisable values; the inverse of `from_json`."""
+        """JSON-serializable values; the inverse of `from_json`."""
         return {"experts": self.experts}
 
     @classmethod

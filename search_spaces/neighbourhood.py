@@ -46,7 +46,7 @@ def nearest(space: Space, architecture: Architecture) -> Architecture:
     """A member of the space close to an architecture, which must have the same base but may have any graphs and sizes.
 
     Graphs outside the space become the base graph (or the start's). For the sizes, coordinate descent from random
-    starts, over two layers at a time (the head counts as one), minimises the sum of the `distance`s, so the result is
+    starts, over two layers at a time (the head counts as one), minimizes the sum of the `distance`s, so the result is
     the nearest member or close to it.
     """
     graphs = [

@@ -24,17 +24,17 @@ def fraction(value: object) -> Fraction:
     return Fraction(text)
 
 
-def share(value: object) -> Fraction:
-    """The exact value of a share above 0 and at most 1, which may be written as "99%", "0.99" or "99/100".
+def proportion(value: object) -> Fraction:
+    """The exact value of a fraction above 0 and at most 1, which may be written as "99%", "0.99" or "99/100".
 
     Raises:
         ValueError: the value is none; the caller prefixes the message with the name of the value.
     """
     text = str(value).strip()
     try:
-        found = fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        result = fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        found = Fraction(0)
-    if not 0 < found <= 1:
-        raise ValueError(f"must be a share above 0 and at most 1, such as 99% or 0.99, not {shortened(value)}")
-    return found
+        result = Fraction(0)
+    if not 0 < result <= 1:
+        raise ValueError(f"must be a fraction above 0 and at most 1, such as 99% or 0.99, not {shortened(value)}")
+    return result

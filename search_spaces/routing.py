@@ -1,6 +1,6 @@
 """The kinds of routing from tokens to the experts of a layer.
 
-This module has only the properties that architectures, cost functions and weight initialisation need. The router
+This module has only the properties that architectures, cost functions and weight initialization need. The router
 modules themselves are in `distill.encoders.student.routing.ROUTERS`, under the same names.
 """
 

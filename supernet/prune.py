@@ -25,7 +25,7 @@ from distill.command.options import (
     check_labelled_rows,
     check_minima,
 )
-from search_spaces.numbers import share
+from search_spaces.numbers import proportion
 
 # Slow imports are inside functions, where Ctrl-C is caught.
 
@@ -53,7 +53,7 @@ def parser() -> Parser:
 
 def _fraction(text: str) -> Fraction:
     try:
-        return share(text)
+        return proportion(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

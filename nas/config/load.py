@@ -15,7 +15,7 @@ from nas.config.stages import SAMPLER_SETTINGS, StageTable
 
 
 class Given(NamedTuple):
-    """A value that a command-line option gives in place of the configuration's; errors name the option, not the key."""
+    """A value from a command-line option that overrides the configuration; errors name the option, not the key."""
 
     option: str
     value: Any

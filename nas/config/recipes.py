@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from distill.training.recipe import Recipe, steps_of_epochs
-from nas.config.values import Corpora, PositiveShare, Share, Steps, Table, Weight
+from nas.config.values import Corpora, PositiveFraction, Steps, Table, UnitFloat, Weight
 
 # The fields of a recipe that a table has under the same name; the others follow from the number of rows.
 RECIPE_FIELDS = {field.name for field in fields(Recipe)} - {"steps", "early_stopping_patience", "eval_steps"}
@@ -21,7 +21,7 @@ class RecipeTable(Table):
         fraction: the fraction of the rows that are trained on, which are drawn once; 1 means all rows.
         batch_size: rows in a batch.
         learning_rate: the highest one; it rises linearly and then falls linearly to 0.
-        gradient_accumulation_steps: batches for one optimiser step.
+        gradient_accumulation_steps: batches for one optimizer step.
         warmup_ratio: the fraction of the steps in which the learning rate rises.
         weight_decay: of AdamW.
         max_grad_norm: the norm to which gradients are clipped.
@@ -34,7 +34,7 @@ class RecipeTable(Table):
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 1
-    warmup_ratio: Share = 0.1
+    warmup_ratio: UnitFloat = 0.1
     weight_decay: Weight = 0.01
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     freeze_embeddings: bool = False
@@ -108,7 +108,7 @@ class OneShotTable(RecipeTable):
     """
 
     sandwich: bool = False
-    widths: tuple[PositiveShare, ...] = ()
+    widths: tuple[PositiveFraction, ...] = ()
     inheritance: Literal["sliced", "compensated"] = "sliced"
     rows: Annotated[int, Field(ge=1)] | None = None
 

@@ -8,7 +8,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from distill.training.recipe import MixedPrecision
 from foundation.errors import UserError, did_you_mean, shortened
-from nas.config.experts import problem_of_experts
 from nas.config.recipes import (
     EarlyStoppingTable,
     FinalTable,
@@ -19,7 +18,7 @@ from nas.config.recipes import (
 )
 from nas.config.space import KeepTable, SpaceTable
 from nas.config.stages import Stage3Table, StageTable
-from nas.config.values import Corpora, Share, Table, size
+from nas.config.values import Corpora, Table, UnitFloat, size
 from search_spaces.base import Base
 
 
@@ -54,7 +53,7 @@ class BaseTable(Table):
         width: of the hidden states.
         heads: attention heads.
         inner: the inner width of the FFNs at expansion 1.
-        embedding: the width of a factorised trigram embedding, as in MobileBERT; None: an ordinary embedding.
+        embedding: the width of a factorized trigram embedding, as in MobileBERT; None: an ordinary embedding.
     """
 
     depth: int
@@ -122,15 +121,9 @@ class ObjectiveTable(BaseModel):
 
 
 def _check_setting(place: str, value: Any, default: Any) -> None:
-    kinds: dict[type, tuple[tuple[type, ...], str]] = {
-        bool: ((bool,), "true or false"),
-        int: ((int,), "a whole number"),
-        float: ((float, int), "a number"),
-        str: ((str,), "a text"),
-    }
-    kind, expected = kinds[type(default)]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind != (bool,)):
-        raise ConfigError(f"{place}: must be {expected}, not {value!r}")
+    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    if type(value) is not type(default) and (type(value), type(default)) != (int, float):
+        raise ConfigError(f"{place}: must be {expected[type(default)]}, not {value!r}")
 
 
 class SupernetTable(Table):
@@ -182,7 +175,7 @@ class StudyConfig(Table):
     Attributes:
         teacher: name on the hub or folder of a checkpoint.
         base: what students start from: "teacher", another checkpoint, or a table of dimensions (with random weights).
-        keep: a share of the teacher's score to keep; the budget is then found instead of given.
+        keep: a fraction of the teacher's score to keep; the budget is then found instead of given.
         tasks: names that `distill.tasks.readers.load_task` knows, or keys of `rows`.
         data: the folder of the tasks' official files; None: they are downloaded from the hub.
         corpus: sources of text without labels, one or several, see `distill.tasks.readers.texts.read_paragraphs`; None:
@@ -192,7 +185,7 @@ class StudyConfig(Table):
         rows: tasks on the user's own files.
         search_fraction: the fraction of the training rows that is held out to score candidates; None: a tenth, at most
             2,000.
-        goals: what is optimised, "score" or two goals such as "score,params".
+        goals: what is optimized, "score" or two goals such as "score,params".
         max_length: rows are cut to this many tokens.
         dropout: of students, in training.
         seed: of everything random.
@@ -223,7 +216,7 @@ class StudyConfig(Table):
     search_fraction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
     goals: Annotated[tuple[Goal, ...], BeforeValidator(_goals)] = ("score",)
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
-    dropout: Share = 0.1
+    dropout: UnitFloat = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     mixed_precision: MixedPrecision = "auto"
     space: SpaceTable
@@ -289,13 +282,12 @@ class StudyConfig(Table):
         if self.keep is None:
             return self
         if getattr(self.space, f"max_{self.keep.cost}") is not None:
-            raise ValueError(
-                f"keep finds space.max_{self.keep.cost}, the smallest that is enough: leave one of them out"
-            )
+            name = f"space.max_{self.keep.cost}"
+            raise ValueError(f"keep finds the smallest {name} that is enough: set only one of keep and {name}")
         if self.space.min_params is not None:
             raise ValueError("keep finds the budget: leave out space.min_params")
         if len(self.goals) > 1:
-            raise ValueError("keep is for the goal score; the cost to minimise is keep.cost")
+            raise ValueError('keep requires goals = "score"; set the cost to minimize with keep.cost')
         if self.stage1.confirm_seeds == 0:
             raise ValueError("keep needs trained students: set stage1.confirm_seeds to at least 1")
         return self
@@ -323,7 +315,7 @@ class StudyConfig(Table):
         return self
 
     @model_validator(mode="after")
-    def _sharing_is_for_a_one_shot_supernet(self) -> "StudyConfig":
+    def _one_shot_settings_are_used(self) -> "StudyConfig":
         given = {
             "sandwich": self.one_shot.sandwich,
             "widths": self.one_shot.widths,
@@ -347,15 +339,30 @@ class StudyConfig(Table):
             "goals: latency": "latency" in self.goals,
             "keep.cost": self.keep is not None and self.keep.cost == "latency",
         }
-        problem = problem_of_experts(
-            {"attention_experts": self.space.attention_experts, "head_experts": self.space.head_experts},
-            next((key for key, is_measured in measured.items() if is_measured), ""),
-            {name: getattr(self, name).evaluation for name in ("stage1", "stage2", "stage3")},
-            self.final.start,
-            bool(self.one_shot.widths),
-        )
-        if problem:
-            raise ValueError(problem)
+        because = next((key for key, is_measured in measured.items() if is_measured), "")
+        counts = {name: getattr(self.space, name) for name in ("attention_experts", "head_experts")}
+        for name, values in counts.items():
+            if because and len(values) > 1:
+                raise ValueError(
+                    f"space.{name}: {because} is measured for a single number of experts: give one number, or limit "
+                    "max_macs instead"
+                )
+        if max(counts["head_experts"]) > 1:
+            for name in ("stage1", "stage2", "stage3"):
+                if (evaluation := getattr(self, name).evaluation) != "trained":
+                    why = (
+                        "start with random weights" if evaluation == "untrained" else "are not in the one-shot supernet"
+                    )
+                    raise ValueError(f'space.head_experts: prediction layers {why}: set {name}.evaluation = "trained"')
+            if self.final.start == "one_shot":
+                raise ValueError(
+                    "space.head_experts: prediction layers are not in the one-shot supernet: set another final.start"
+                )
+        if max(counts["attention_experts"]) > 1 and self.one_shot.widths:
+            raise ValueError(
+                "space.attention_experts: no step with one_shot.widths trains several experts: leave out "
+                "one_shot.widths"
+            )
         return self
 
     @field_validator("tasks")

@@ -9,13 +9,13 @@ from nas.config.values import (
     ExpertCounts,
     ExpertsTable,
     Latency,
-    PositiveShare,
-    Share,
+    PositiveFraction,
     Table,
-    kept_share,
+    UnitFloat,
 )
 from search_spaces.genes import SIZE_GENES
 from search_spaces.layer import DENSE
+from search_spaces.numbers import proportion
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
 
@@ -33,8 +33,8 @@ class SpaceTable(Table):
         max_macs: the limit on the multiply-accumulates for a sentence of 128 tokens.
         max_latency: the limit on the latency of a sentence of `max_length` tokens, such as "12ms", or "0.25x" for a
             quarter of the teacher's.
-        slack: without `min_params`, the lower bound on parameters lies below the upper one by this share of the
-            distance to the smallest architecture.
+        slack: without `min_params`, the lower bound on parameters lies below the upper one by this fraction of
+            the distance to the smallest architecture.
         mutation_rate: the probability with which samples have another operation than the base graph.
         gated: whether graphs may have a second linear map beside `expand`.
         max_height: the arguments of binary operations may be binary operations themselves, in graphs whose longest path
@@ -44,17 +44,17 @@ class SpaceTable(Table):
     """
 
     stacks: Annotated[tuple[Annotated[int, Field(ge=0, le=16)], ...], Field(min_length=1)]
-    expansions: Annotated[tuple[PositiveShare, ...], Field(min_length=1)]
+    expansions: Annotated[tuple[PositiveFraction, ...], Field(min_length=1)]
     experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
     attention_experts: ExpertCounts = (1,)
     head_experts: ExpertCounts = (1,)
-    uniform: PositiveShare | None = None
-    slack: Share = 0.05
+    uniform: PositiveFraction | None = None
+    slack: UnitFloat = 0.05
     min_params: Count | None = None
     max_params: Count | None = None
     max_macs: Count | None = None
     max_latency: Latency | None = None
-    mutation_rate: Share = 0.1
+    mutation_rate: UnitFloat = 0.1
     gated: bool = False
     max_height: Annotated[int, Field(ge=MIN_HEIGHT, le=MAX_HEIGHT)] | None = None
     mismatch: Literal["narrow", "wide"] = "narrow"
@@ -80,12 +80,12 @@ class SpaceTable(Table):
 
 
 class KeepTable(Table):
-    """A goal in place of a budget: the smallest student that keeps a share of the teacher's score.
+    """A goal in place of a budget: the smallest student that keeps a fraction of the teacher's score.
 
     Attributes:
         fraction: of the teacher's score on the search split, such as "99%".
-        cost: what is minimised.
+        cost: what is minimized.
     """
 
-    fraction: Annotated[float, BeforeValidator(kept_share)]
+    fraction: Annotated[float, BeforeValidator(lambda value: float(proportion(value)))]
     cost: Literal["params", "macs", "latency"] = "params"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from nas.config.values import PositiveShare, SamplerName, Share, Table
+from nas.config.values import PositiveFraction, SamplerName, Table, UnitFloat
 
 # Those keys of a stage that are settings of its sampler, of which each has its own (`nas.samplers.Proposer.settings`).
 SAMPLER_SETTINGS = ("exploration", "leaf_size", "first_random", "refit_every")
@@ -34,8 +34,8 @@ class StageTable(Table):
             best baseline is trained again in any case.
         confirm_seeds: how many fresh seeds each of them is trained with.
         mutation_rate: replaces that of the space.
-        rungs: the shares of a candidate's training steps after which it may be pruned.
-        stop: the share of candidates that are pruned at each rung, namely those with the lowest scores so far.
+        rungs: the fractions of a candidate's training steps after which it may be pruned.
+        stop: the fraction of candidates that are pruned at each rung, namely those with the lowest scores so far.
     """
 
     evaluation: Literal["trained", "untrained", "one_shot"] = "trained"
@@ -49,8 +49,8 @@ class StageTable(Table):
     refit_every: Annotated[int, Field(ge=1)] | None = None
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
-    mutation_rate: Share | None = None
-    rungs: tuple[PositiveShare, ...] = ()
+    mutation_rate: UnitFloat | None = None
+    rungs: tuple[PositiveFraction, ...] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
     def sampler_settings(self) -> dict[str, float]:

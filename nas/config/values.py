@@ -19,19 +19,14 @@ from nas.latency.limit import parse_latency
 from search_spaces.architecture import ArchitectureError
 from search_spaces.base import MOST_EXPERTS
 from search_spaces.layer import Experts
-from search_spaces.numbers import fraction, share
+from search_spaces.numbers import fraction
 
 
-def _share(value: Any) -> Fraction:
-    found = fraction(value)
-    if not 0 < found <= 1:
+def _positive_fraction(value: Any) -> Fraction:
+    result = fraction(value)
+    if not 0 < result <= 1:
         raise ValueError(f"must be above 0 and at most 1, not {value}")
-    return found
-
-
-def kept_share(value: Any) -> float:
-    """Parse a share above 0 and at most 1, which may be written as "99%" or "0.99"."""
-    return float(share(value))
+    return result
 
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -82,7 +77,7 @@ def _sampler(value: str) -> str:
     return value
 
 
-PositiveShare = Annotated[Fraction, BeforeValidator(_share), PlainSerializer(str)]
+PositiveFraction = Annotated[Fraction, BeforeValidator(_positive_fraction), PlainSerializer(str)]
 ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
 # Choices for a number of experts that a whole architecture has.
 ExpertCounts = Annotated[
@@ -93,7 +88,7 @@ ExpertCounts = Annotated[
 Latency = Annotated[str, AfterValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
 Steps = Annotated[int, Field(ge=0, le=10_000_000)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+UnitFloat = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # One source of text or several, which follow one another.
 Corpora = Annotated[

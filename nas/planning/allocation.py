@@ -1,4 +1,4 @@
-"""The MILP allocation: widths and activations of all layers that minimise the sum of their predicted losses within the
+"""The MILP allocation: widths and activations of all layers that minimize the sum of their predicted losses within the
 budget, by mixed-integer linear programming, as Puzzle (Bercovich et al., 2024) chooses blocks by their scores.
 """
 

@@ -1,5 +1,6 @@
 """The budget of a search, the search space within it, and the baselines that use it up."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,7 +33,7 @@ MIN_INNER = 4
 LATENCY_BATCH = 1
 # Tasks are assumed to have no more labels than this as long as their rows are not read.
 MOST_LABELS = 10_000
-# Stands for the bound of a cost that is minimised but not bounded.
+# Stands for the bound of a cost that is minimized but not bounded.
 NO_LIMIT = 10**18
 
 
@@ -60,7 +61,7 @@ class LayerLatency:
 def limits_of(
     config: StudyConfig, workspace: Workspace, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Limit, ...]:
-    """The limits on costs other than parameters that the study bounds or minimises: MACs, and the latency of a sentence
+    """The limits on costs other than parameters that the study bounds or minimizes: MACs, and the latency of a sentence
     of `max_length` tokens on this device.
 
     Raises:
@@ -85,7 +86,7 @@ def base_model(config: StudyConfig, base: Base, graph: FFNGraph = GELU) -> Archi
 
 
 def macs_limits(config: StudyConfig, base: Base, labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
-    """The limit on the MACs of models with this head; empty if the study neither bounds nor minimises MACs."""
+    """The limit on the MACs of models with this head; empty if the study neither bounds nor minimizes MACs."""
     if config.space.max_macs is None and "macs" not in config.goals:
         return ()
     maximum = config.space.max_macs or NO_LIMIT
@@ -178,9 +179,9 @@ def budgeted_space(
 
     The upper bound on parameters is `max_params` or, if that is not set, the number of parameters of the uniform slice.
     The lower bound is `min_params`; if that is not set, it lies below the upper bound (or below the parameters of the
-    largest uniform slice that keeps to the `limits`, if these are fewer) by the share `slack` of the distance to the
+    largest uniform slice that keeps to the `limits`, if these are fewer) by the fraction `slack` of the distance to the
     smallest architecture. Uniform slices are dense, even if the space has experts, like the `base_model`.
-    There is no lower bound if sizes do not vary or a cost is minimised.
+    There is no lower bound if sizes do not vary or a cost is minimized.
 
     Args:
         base: the study's.
@@ -247,11 +248,8 @@ def largest_uniform(
         within_limits = all(limit.total(architecture) <= limit.maximum for limit in limits)
         return within_limits and cost.params(architecture, labels, head) <= max_params
 
-    low, high = least, base.inner
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(of_width(middle)) else (low, middle - 1)
-    return of_width(low)
+    wider = range(least + 1, base.inner + 1)
+    return of_width(least + bisect_left(wider, True, key=lambda inner: not fits(of_width(inner))))
 
 
 def ffn_of_width(base: Base, graph: FFNGraph, inner: int) -> FFN:
@@ -260,8 +258,8 @@ def ffn_of_width(base: Base, graph: FFNGraph, inner: int) -> FFN:
 
 
 def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], float]:
-    """A zero-cost proxy: the share of the supernet's importance that an architecture keeps. It counts the inner neurons
-    of each layer's lowest block; a layer of experts counts as a dense one of an expert's width.
+    """A zero-cost proxy: the fraction of the supernet's importance that an architecture keeps. It counts the inner
+    neurons of each layer's lowest block; a layer of experts counts as a dense one of an expert's width.
 
     Args:
         importance: for every layer the importance of the inner neurons of its lowest block (inner,), in descending
@@ -271,11 +269,11 @@ def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], fl
     total = sum(sums[-1] for sums in sums_by_layer)
 
     @lru_cache(8192)
-    def kept_share(architecture: Architecture) -> float:
+    def kept(architecture: Architecture) -> float:
         layers = zip(architecture.ffns, sums_by_layer, strict=True)
         return float(sum(sums[ffn.inner(architecture.base)] for ffn, sums in layers)) / total
 
-    return kept_share
+    return kept
 
 
 def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:

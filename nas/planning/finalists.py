@@ -80,7 +80,7 @@ class Valued(Protocol):
 
     @property
     def values(self) -> Any:
-        """A score to be maximised and a cost to be minimised."""
+        """A score to be maximized and a cost to be minimized."""
         ...
 
 

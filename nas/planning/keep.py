@@ -1,7 +1,7 @@
-"""A goal in the user's terms: the smallest budget within which a student keeps a share of the teacher's score."""
+"""A goal in the user's terms: the smallest budget within which a student keeps a fraction of the teacher's score."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,65 +17,62 @@ from search_spaces.graph import FFNGraph
 
 # Stands for no bound on MACs or on the microseconds of a latency, within the digits that a configuration may have.
 UNBOUNDED = 10**12
-# Every budget on the ladder leaves this share of the one above it to the FFNs.
+# Every budget on the ladder leaves the FFNs this fraction of what the one above it does.
 RATIO = 0.5**0.5
 
 
 @dataclass(frozen=True)
-class ShareKept:
-    """How much of the teacher's score students keep, on the rows of the search split.
+class FractionKept:
+    """How much of the teacher's score students keep, on the examples of the search split.
 
     Attributes:
-        share: the score of the students, the mean over their training seeds, divided by the teacher's.
-        standard_error: that of the share, from the paired difference to the teacher on the same rows.
-        confidence: that the share is at least the one asked for, by the normal distribution.
+        fraction: the score of the students, the mean over their training seeds, divided by the teacher's.
+        standard_error: that of the fraction, from the paired difference to the teacher on the same examples.
+        confidence: that the fraction is at least the one asked for, by the normal distribution.
     """
 
-    share: float
+    fraction: float
     standard_error: float
     confidence: float
 
     def __str__(self) -> str:
-        return f"{self.share:.1%} ± {self.standard_error:.1%}"
+        return f"{self.fraction:.1%} ± {self.standard_error:.1%}"
 
     def to_json(self) -> dict[str, float]:
         """Values that `json.dumps` accepts."""
-        return asdict(self)
+        return {"share": self.fraction, "standard_error": self.standard_error, "confidence": self.confidence}
 
 
-def share_kept(metric: Metric, teacher: np.ndarray, students: Sequence[np.ndarray], wanted: float) -> ShareKept:
-    """What students of one architecture keep of the teacher's score, of which at least the share `wanted` is asked for.
+def fraction_kept(
+    metric: Metric, teacher: np.ndarray, of_seeds: Mapping[int, Confirmation], wanted: float
+) -> FractionKept | None:
+    """What a confirmed architecture keeps of the teacher's score, of which at least the fraction `wanted` is asked for;
+    None if no seed has a result.
 
     Args:
-        teacher, students: the contributions of the rows to the metric, those of the students for each training seed.
+        teacher: the contributions of the examples to the metric.
 
     Raises:
-        ConfigError: the teacher's score is not positive, so no share of it means anything.
+        ConfigError: the teacher's score is not positive, so no fraction of it means anything.
     """
     whole = metric.of_contributions(teacher).value
     if whole <= 0:
         raise ConfigError(
-            f"keep: the teacher's score is {whole:.4f}, of which no share can be kept; train it longer (finetune), or "
-            "choose another task"
+            f"keep: the teacher's score is {whole:.4f}, of which no fraction can be kept; train it longer (finetune), "
+            "or choose another task"
         )
-    pairs = [(rows, teacher) for rows in students]
-    share = 1 + mean_paired_difference(metric, pairs).value / whole
-    # By the delta method, the error of s / t is that of (s - share * t) / t.
-    error = mean_paired_difference(metric, pairs, share).standard_error / whole
+    pairs = [(confirmed.rows, teacher) for confirmed in of_seeds.values() if confirmed.rows is not None]
+    if not pairs:
+        return None
+    fraction = 1 + mean_paired_difference(metric, pairs).value / whole
+    # By the delta method, the error of s / t is that of (s - fraction * t) / t.
+    error = mean_paired_difference(metric, pairs, fraction).standard_error / whole
     margin = mean_paired_difference(metric, pairs, wanted)
     if margin.standard_error > 0:
         confidence = float(norm.cdf(margin.value / margin.standard_error))
     else:
         confidence = float(margin.value >= 0)
-    return ShareKept(share, error, confidence)
-
-
-def share_kept_by(
-    metric: Metric, teacher: np.ndarray, of_seeds: Mapping[int, Confirmation], wanted: float
-) -> ShareKept | None:
-    """What a confirmed architecture keeps of the teacher's score; None if no seed has a result."""
-    students = [found.rows for found in of_seeds.values() if found.rows is not None]
-    return share_kept(metric, teacher, students, wanted) if students else None
+    return FractionKept(fraction, error, confidence)
 
 
 def ladder(fixed: int, whole: int, smallest: int) -> list[int]:
@@ -114,7 +111,7 @@ def with_budget(
 
     Args:
         labels, head: of the students, see `search_spaces.cost.params`.
-        maximum: of the cost that `keep` minimises (latencies in microseconds); None: only that of the base model.
+        maximum: of the cost that `keep` minimizes (latencies in microseconds); None: only that of the base model.
         slack: see `nas.config.space.SpaceTable`.
     """
     assert config.keep is not None

@@ -52,7 +52,7 @@ class Plan:
         table: the stage's table in the configuration.
         baselines: what is evaluated before all others, the reference models first.
         start: the architecture that the stage refines; None for stages that refine nothing.
-        costs: what is minimised besides, see `nas.config.schema.StudyConfig.goals`.
+        costs: what is minimized besides, see `nas.config.schema.StudyConfig.goals`.
     """
 
     stage: str
@@ -187,8 +187,8 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
     """Refuse an architecture that a stage on this base cannot refine.
 
     Raises:
-        ConfigError: it is on another base, or has more blocks than the supernet, or as many experts in attention or
-            head as no other architecture of the study.
+        ConfigError: it is on another base, has more blocks than the supernet, or has a number of experts in attention
+            or head that is not in the space.
     """
     if start is None:
         return
@@ -218,7 +218,7 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
 
 def sampler_of(plan: Plan, workspace: Workspace, seed: int | None = None) -> Proposer:
     """The sampler of a stage, with the settings of its table. Its zero-cost proxy is the predicted loss or, where
-    candidates are sliced, the share of the supernet's importance that a candidate keeps.
+    candidates are sliced, the fraction of the supernet's importance that a candidate keeps.
 
     Args:
         seed: by default the study's.

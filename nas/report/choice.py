@@ -9,7 +9,7 @@ from typing import Any
 
 from distill.table import Table, plural, with_error
 from nas.config.schema import ConfigError
-from nas.config.values import count, kept_share
+from nas.config.values import count
 from nas.latency.limit import parse_latency
 from nas.planning.finalists import front
 from nas.report import architecture
@@ -17,6 +17,7 @@ from nas.report.study import COMPLETE, Candidate, Stage, Study, knee
 from nas.study.attributes import COSTS
 from nas.study.description import formulas
 from search_spaces.genes import outside_ffns
+from search_spaces.numbers import proportion
 
 
 def within(candidates: Sequence[Candidate], limits: Mapping[str, float]) -> list[Candidate]:
@@ -107,7 +108,7 @@ def choose(stage: Stage, options: argparse.Namespace, cost: str) -> tuple[Candid
     candidates = within(candidates, limits)
     if options.keep is not None:
         try:
-            fraction = kept_share(options.keep)
+            fraction = float(proportion(options.keep))
         except ValueError as error:
             raise ConfigError(f"--keep: {error}") from None
         chosen = cheapest_keeping(candidates, stage, fraction, cost)

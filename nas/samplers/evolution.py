@@ -1,4 +1,4 @@
-"""Regularised evolution (Real et al., 2019)."""
+"""Regularized evolution (Real et al., 2019)."""
 
 import random
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ TOURNAMENT_SIZE = 4
 
 
 class Evolution(RandomSampler):
-    """Regularised evolution: proposes a neighbour of the best of `TOURNAMENT_SIZE` random members of the population.
+    """Regularized evolution: proposes a neighbour of the best of `TOURNAMENT_SIZE` random members of the population.
     The population are the latest `POPULATION_SIZE` trials with a score; until there are as many, proposals are random.
     """
 

@@ -119,22 +119,22 @@ class Regression:
     """A linear regression by least squares, with the smallest norm if several are equally good.
 
     Attributes:
-        centre: (features,), the mean of the features.
+        center: (features,), the mean of the features.
         weights: (features,).
     """
 
-    centre: np.ndarray
+    center: np.ndarray
     weights: np.ndarray
 
     @classmethod
     def fit(cls, features: np.ndarray, scores: np.ndarray) -> "Regression":
-        centre = features.mean(axis=0)
-        weights, *_ = np.linalg.lstsq(features - centre, scores - scores.mean(), rcond=RANK_TOLERANCE)
-        return cls(centre, weights)
+        center = features.mean(axis=0)
+        weights, *_ = np.linalg.lstsq(features - center, scores - scores.mean(), rcond=RANK_TOLERANCE)
+        return cls(center, weights)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """By how much each row's score is above the mean of those that were fitted, which is also the mean of the
         regression's predictions of them.
         """
-        predicted: np.ndarray = (features - self.centre) @ self.weights
+        predicted: np.ndarray = (features - self.center) @ self.weights
         return predicted

@@ -27,7 +27,7 @@ MAX_PROPOSALS = 30
 
 
 class SamplerError(UserError, ValueError):
-    """A sampler that maximises a single score is used in a study with several objectives."""
+    """A sampler that maximizes a single score is used in a study with several objectives."""
 
 
 class Proposer(BaseSampler):
@@ -83,7 +83,7 @@ class Proposer(BaseSampler):
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         if len(study.directions) > max(self.n_objectives):
             name = type(self).__name__
-            raise SamplerError(f"{name} maximises one score, and this study has {len(study.directions)} objectives")
+            raise SamplerError(f"{name} maximizes one score, and this study has {len(study.directions)} objectives")
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return {}

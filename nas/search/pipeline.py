@@ -276,9 +276,8 @@ class Search:
         goal = self.given.keep
         assert goal is not None
         metric = self.workspace.folders.task.score_metric
-        keep.share_kept(
-            metric, self._teacher_rows, [self._teacher_rows], goal.fraction
-        )  # refuses a teacher without a score
+        # Refuse a teacher without a score.
+        keep.fraction_kept(metric, self._teacher_rows, {}, goal.fraction)
         budgets = self._ladder(widest, goal.cost)
         seeds = range(self.given.seed + 1, self.given.seed + 1 + self.given.stage1.confirm_seeds)
         tried: list[dict[str, Any]] = []
@@ -291,10 +290,10 @@ class Search:
             architecture = best.get(ALLOCATED[0], best[GLOBAL])
             described = COSTS[goal.cost](budgets[step])
             (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
-            found = keep.share_kept_by(metric, self._teacher_rows, confirmed, goal.fraction)
+            found = keep.fraction_kept(metric, self._teacher_rows, confirmed, goal.fraction)
             self.listener.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
             tried.append({"maximum": budgets[step]} | (found.to_json() if found else {}))
-            return found is not None and found.share >= goal.fraction
+            return found is not None and found.fraction >= goal.fraction
 
         last = keep.last_passing(len(budgets), passes)
         if last is None:
@@ -364,7 +363,7 @@ class Search:
         metric = self.workspace.folders.task.score_metric
         for row in best["finalists"]:
             of_seeds = confirmed[function_key(Architecture.from_json(row["architecture"]))]
-            found = keep.share_kept_by(metric, self._teacher_rows, of_seeds, share)
+            found = keep.fraction_kept(metric, self._teacher_rows, of_seeds, share)
             row["kept"] = found and found.to_json()
             if found and row["trial"] == best["winner"]["trial"]:
                 best["winner"]["kept"] = row["kept"]

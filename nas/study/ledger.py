@@ -56,8 +56,8 @@ def open_study(
     """Open the study `name` in the storage `url`, or create it.
 
     Args:
-        goals: the names of the objectives: the score, which is maximised, and possibly the attribute of a cost, which
-            is minimised.
+        goals: the names of the objectives: the score, which is maximized, and possibly the attribute of a cost, which
+            is minimized.
 
     Raises:
         StorageError: the storage cannot be opened.
@@ -289,15 +289,15 @@ def running(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for trial in trials if DUPLICATE_OF not in trial.user_attrs]
 
 
-def should_prune(study: optuna.Study, number: int, step: int, share: float) -> bool:
-    """Whether the intermediate value of a trial after `step` training steps is among the lowest `share` of all trials
-    that reached this step.
+def should_prune(study: optuna.Study, number: int, step: int, fraction: float) -> bool:
+    """Whether the intermediate value of a trial after `step` training steps is among the lowest `fraction` of all
+    trials that reached this step.
 
     Enqueued trials are never pruned because they are baselines, and no trial is pruned before `MIN_TRIALS_AT_RUNG`
     others have reached the step.
     """
     trials = study.get_trials(deepcopy=False)
-    if not share or not choices_of(trials[number]):
+    if not fraction or not choices_of(trials[number]):
         return False
     others = [
         trial.intermediate_values[step]
@@ -305,7 +305,7 @@ def should_prune(study: optuna.Study, number: int, step: int, share: float) -> b
         if step in trial.intermediate_values and trial.number != number and DUPLICATE_OF not in trial.user_attrs
     ]
     better = sum(value > trials[number].intermediate_values[step] for value in others)
-    return len(others) >= MIN_TRIALS_AT_RUNG and better > (1 - share) * len(others)
+    return len(others) >= MIN_TRIALS_AT_RUNG and better > (1 - fraction) * len(others)
 
 
 def finished(study: optuna.Study) -> list[FrozenTrial]:
@@ -332,7 +332,7 @@ class Observation:
 
     Attributes:
         key: the fingerprint of the function that the architecture computes.
-        values: the score, which is maximised, and if the study has a second goal the cost, which is minimised; None
+        values: the score, which is maximized, and if the study has a second goal the cost, which is minimized; None
             unless the trial is COMPLETE.
     """
 

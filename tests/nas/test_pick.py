@@ -149,7 +149,7 @@ def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert picked(folder, "--keep", "0.99") == ARCHITECTURES[10]
     message = refused(capsys, folder, "--keep", "100%", "--max-params", str(PARAMS[5]))
     assert "no trial keeps 100.0% of the teacher's score 0.8000; the best keeps 95.0%" in message
-    assert "--keep: must be a share above 0 and at most 1, such as 99%" in refused(capsys, folder, "--keep", "most")
+    assert "--keep: must be a fraction above 0 and at most 1, such as 99%" in refused(capsys, folder, "--keep", "most")
 
 
 @pytest.mark.parametrize(("name", "expected"), [("params", 1), ("macs", 10)])

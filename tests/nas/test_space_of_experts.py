@@ -114,11 +114,11 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
         ),
         (
             WHOLE | TRAINED | {"space.max_latency": "5ms"},
-            "space.attention_experts: space.max_latency is measured for a single number of them: give one, or limit",
+            "space.attention_experts: space.max_latency is measured for a single number of experts: give one",
         ),
         (
             {"space.attention_experts": [1, 2], "goals": ["score", "latency"], "stage1.sampler": "nsga2"},
-            "space.attention_experts: goals: latency is measured for a single number of them",
+            "space.attention_experts: goals: latency is measured for a single number of experts",
         ),
         (
             {
@@ -127,7 +127,7 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
                 "stage3.score": "metric",
                 "one_shot.widths": ["1/4"],
             },
-            "space.attention_experts: no step with one_shot.widths trains several of them: leave out one_shot.widths",
+            "space.attention_experts: no step with one_shot.widths trains several experts: leave out one_shot.widths",
         ),
     ],
 )

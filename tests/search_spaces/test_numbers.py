@@ -7,7 +7,7 @@ import pytest
 from nas.config.load import load_config
 from nas.config.values import count
 from search_spaces import Architecture
-from search_spaces.numbers import fraction, share
+from search_spaces.numbers import fraction, proportion
 
 NUMBERS: list[tuple[object, str]] = [
     ("1/8", "1/8"),
@@ -57,14 +57,14 @@ def test_what_is_no_fraction(value: object) -> None:
     ("written", "meant"),
     [("99%", "99/100"), ("12.5%", "1/8"), (" 5% ", "1/20"), ("100%", "1"), ("1/20", "1/20"), (0.25, "1/4"), (1, "1")],
 )
-def test_shares(written: object, meant: str) -> None:
-    assert share(written) == Fraction(meant)
+def test_proportions(written: object, meant: str) -> None:
+    assert proportion(written) == Fraction(meant)
 
 
 @pytest.mark.parametrize("value", [0, "0%", "100.1%", "1.01", "%", "5 %%", "half", "1/0", "-5%", True, None])
-def test_what_is_no_share(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^must be a share above 0 and at most 1, such as 99% or 0\.99, not "):
-        share(value)
+def test_what_is_no_proportion(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^must be a fraction above 0 and at most 1, such as 99% or 0\.99, not "):
+        proportion(value)
 
 
 @pytest.mark.parametrize("value", ["1/0", "0/0", "1/000"])

@@ -252,7 +252,8 @@ def test_invalid_shares(share: str, capsys: pytest.CaptureFixture[str]) -> None:
         main(["x", "--keep", share, "--out", "y"])
     assert ended.value.code == 2
     assert (
-        f"--keep: must be a share above 0 and at most 1, such as 99% or 0.99, not '{share}'" in capsys.readouterr().err
+        f"--keep: must be a fraction above 0 and at most 1, such as 99% or 0.99, not '{share}'"
+        in capsys.readouterr().err
     )
 
 

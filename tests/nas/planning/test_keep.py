@@ -1,4 +1,4 @@
-"""The goal to keep a share of the teacher's score: what is kept, the search for a budget, and the command."""
+"""The goal to keep a fraction of the teacher's score: what is kept, the search for a budget, and the command."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.latency.limit import parse_latency
 from nas.planning.finalists import Confirmation
-from nas.planning.keep import UNBOUNDED, ladder, last_passing, share_kept, share_kept_by, with_budget
+from nas.planning.keep import UNBOUNDED, FractionKept, fraction_kept, ladder, last_passing, with_budget
 from nas.search.command import main
 from nas.study import ledger
 from search_spaces import GELU, Architecture, cost
@@ -26,48 +26,52 @@ from tests.tiny import BASE
 TEACHER = np.array([1, 1, 1, 1, 0] * 40, float)
 
 
-def test_the_share_of_identical_rows_is_one() -> None:
-    found = share_kept(CLASS_ACCURACY, TEACHER, [TEACHER], 0.99)
-    assert (found.share, found.standard_error, found.confidence) == (1, 0, 1)
-    assert share_kept(CLASS_ACCURACY, TEACHER, [TEACHER], 1.0).confidence == 1
+def kept(*students: np.ndarray, wanted: float) -> FractionKept:
+    of_seeds = {seed: Confirmation(0.8, student) for seed, student in enumerate(students)}
+    found = fraction_kept(CLASS_ACCURACY, TEACHER, of_seeds, wanted)
+    assert found is not None
+    return found
+
+
+def test_identical_contributions_keep_everything() -> None:
+    found = kept(TEACHER, wanted=0.99)
+    assert (found.fraction, found.standard_error, found.confidence) == (1, 0, 1)
+    assert kept(TEACHER, wanted=1.0).confidence == 1
     assert str(found) == "100.0% ± 0.0%"
 
 
 def test_the_confidence_is_that_of_the_paired_difference() -> None:
-    """Eight rows are lost and two won: the share is (160 - 6) / 160."""
+    """Eight examples are lost and two won: the fraction is (160 - 6) / 160."""
     student = TEACHER.copy()
     student[np.flatnonzero(TEACHER)[:8]] = 0
     student[np.flatnonzero(TEACHER == 0)[:2]] = 1
-    found = share_kept(CLASS_ACCURACY, TEACHER, [student], 0.97)
-    assert found.share == pytest.approx(154 / 160)
+    found = kept(student, wanted=0.97)
+    assert found.fraction == pytest.approx(154 / 160)
     ratio = student - 154 / 160 * TEACHER
     assert found.standard_error == pytest.approx(ratio.std() / np.sqrt(200) / 0.8, rel=1e-6)
     margin = student - 0.97 * TEACHER
     assert found.confidence == pytest.approx(norm.cdf(margin.mean() / (margin.std() / np.sqrt(200))))
-    assert 0.3 < found.confidence < 0.5  # the share is below 0.97
-    assert share_kept(CLASS_ACCURACY, TEACHER, [student], found.share).confidence == pytest.approx(0.5)
-    two = share_kept(CLASS_ACCURACY, TEACHER, [student, TEACHER], 0.97)
-    assert two.share == pytest.approx(157 / 160) and two.confidence > found.confidence
+    assert 0.3 < found.confidence < 0.5  # the fraction is below 0.97
+    assert kept(student, wanted=found.fraction).confidence == pytest.approx(0.5)
+    two = kept(student, TEACHER, wanted=0.97)
+    assert two.fraction == pytest.approx(157 / 160) and two.confidence > found.confidence
 
 
-def test_a_score_that_has_no_share() -> None:
-    rows = np.zeros((5, 3))
-    with pytest.raises(ConfigError, match=r"the teacher's score is 0\.0000, of which no share can be kept; train it"):
-        share_kept(CLASS_F1, rows, [rows], 0.9)
+def test_a_score_that_has_no_fraction() -> None:
+    with pytest.raises(ConfigError, match=r"the teacher's score is 0\.0000, of which no fraction can be kept;"):
+        fraction_kept(CLASS_F1, np.zeros((5, 3)), {}, 0.9)
 
 
 def test_confirmations_without_results_keep_nothing() -> None:
-    assert share_kept_by(CLASS_ACCURACY, TEACHER, {}, 0.9) is None
-    assert share_kept_by(CLASS_ACCURACY, TEACHER, {1: Confirmation(0.7)}, 0.9) is None
-    found = share_kept_by(CLASS_ACCURACY, TEACHER, {1: Confirmation(0.8, TEACHER)}, 0.9)
-    assert found is not None and found.share == 1
+    for nothing in ({}, {1: Confirmation(0.7)}):
+        assert fraction_kept(CLASS_ACCURACY, TEACHER, nothing, 0.9) is None
 
 
 def test_the_ladder_goes_from_the_base_model_to_the_smallest() -> None:
     budgets = ladder(100, 1100, 150)
     assert budgets[0] == 1100 and budgets[2] == 600 and budgets[-1] >= 150
-    shares = [(later - 100) / (earlier - 100) for earlier, later in pairwise(budgets)]
-    assert shares == pytest.approx([0.5**0.5] * len(shares), rel=0.05)
+    fractions = [(later - 100) / (earlier - 100) for earlier, later in pairwise(budgets)]
+    assert fractions == pytest.approx([0.5**0.5] * len(fractions), rel=0.05)
     assert ladder(100, 1100, 1100) == [1100]
     assert ladder(100, 1100, 100)[-1] == 101  # where nothing is left for FFNs, it ends
 
@@ -89,12 +93,12 @@ def test_bisection_finds_the_last_that_passes(last: int | None) -> None:
     [
         (
             {"keep.fraction": "101%"},
-            "keep.fraction: must be a share above 0 and at most 1, such as 99% or 0.99, not '101%'",
+            "keep.fraction: must be a fraction above 0 and at most 1, such as 99% or 0.99, not '101%'",
         ),
-        ({"keep.fraction": 0}, "keep.fraction: must be a share above 0 and at most 1, such as 99% or 0.99, not 0"),
-        ({"keep.fraction": "most"}, "must be a share above 0 and at most 1, such as 99% or 0.99, not 'most'"),
+        ({"keep.fraction": 0}, "keep.fraction: must be a fraction above 0 and at most 1, such as 99% or 0.99, not 0"),
+        ({"keep.fraction": "most"}, "must be a fraction above 0 and at most 1, such as 99% or 0.99, not 'most'"),
         ({"keep.fraction": 0.9, "keep.cost": "energy"}, "keep.cost: Input should be 'params', 'macs' or 'latency'"),
-        ({"keep.fraction": 0.9, "space.max_params": "1M"}, "keep finds space.max_params, the smallest that is enough"),
+        ({"keep.fraction": 0.9, "space.max_params": "1M"}, "keep finds the smallest space.max_params that is enough"),
         ({"keep.fraction": 0.9, "space.min_params": 1000}, "keep finds the budget: leave out space.min_params"),
         ({"keep.fraction": 0.9, "stage1.confirm_seeds": 0}, "set stage1.confirm_seeds to at least 1"),
     ],
@@ -118,11 +122,13 @@ def test_budgets_are_limits_that_a_configuration_can_have(maximum: int, tiny_stu
 def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["--stage", "1", "--out", str(tmp_path)]
     assert main([*command, "--keep", "much"]) == USER_ERROR
-    assert "--keep: must be a share above 0 and at most 1, such as 99% or 0.99, not 'much'" in capsys.readouterr().err
+    assert (
+        "--keep: must be a fraction above 0 and at most 1, such as 99% or 0.99, not 'much'" in capsys.readouterr().err
+    )
     assert main([*command, "--keep", "99%", "--goals", "score,beauty"]) == USER_ERROR
     assert "with --keep it is score,params; score,macs or score,latency" in capsys.readouterr().err
     assert main([*command, "--keep", "99%", "--max-params", "12M"]) == USER_ERROR
-    assert "keep finds space.max_params" in capsys.readouterr().err
+    assert "keep finds the smallest space.max_params" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +145,7 @@ def kept_study(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory
     return out / "s"
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_budget(kept_study: Path) -> None:
     found = json.loads((kept_study / "budget.json").read_text())
     assert found["cost"] == "params"

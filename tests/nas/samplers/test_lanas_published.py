@@ -182,7 +182,7 @@ def test_the_tree_is_learned_again_after_so_many_scores() -> None:
         next(sampler.propose(observations, random.Random(0)))
         classifier = sampler.path[1].classifier
         assert isinstance(classifier, Regression)
-        return classifier.centre.tobytes() + classifier.weights.tobytes()
+        return classifier.center.tobytes() + classifier.weights.tobytes()
 
     roots = [root(trials(count)) for count in range(10, 29)]
     assert [one != other for one, other in pairwise(roots)] == [count % 6 == 4 for count in range(11, 29)]

@@ -260,7 +260,7 @@ def test_several_objectives_are_refused_or_served(sampler: str) -> None:
             assert architecture in SPACE
             tell(study, number, OUTCOMES["random"](number))
     else:
-        with pytest.raises(SamplerError, match="maximises one score, and this study has 2 objectives"):
+        with pytest.raises(SamplerError, match="maximizes one score, and this study has 2 objectives"):
             ask(study)
 
 
