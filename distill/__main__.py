@@ -1,4 +1,4 @@
-"""Distil a student on a task, or on text.
+"""Distill a student on a task, or on text.
 
     python -m distill --teacher MODEL --student MODEL|first:N|uniform:N --objective NAME --task NAME --out DIR
     python -m distill ... --task NAME --data DIR
@@ -41,7 +41,7 @@ def parser() -> Parser:
     add = result.add_argument
     add("--student", required=True, metavar="MODEL", help="a checkpoint, or the teacher's first:N or uniform:N layers")
     add("--teacher", metavar="MODEL", help="an encoder: a folder, or a name on the hub")
-    between = "a model between teacher and student, given like --student; may be repeated"
+    between = "a model that learns from the teacher and teaches the student, named like --student; may be repeated"
     add("--assistant", action="append", default=[], metavar="MODEL", help=between)
     names = "name of the objective; '?' lists all (default: %(default)s)"
     add("--objective", action=listing(objectives), default="kd", metavar="NAME", help=names)
@@ -53,7 +53,7 @@ def parser() -> Parser:
     add = rows.add_argument
     text = "text without labels, one source or several: a .txt file, a folder of such files, or a hub data set"
     add("--corpus", nargs="+", metavar="TEXT", help=text)
-    add("--pack", action="store_true", help="put paragraphs of --corpus together to rows of --max-length tokens")
+    add("--pack", action="store_true", help="join paragraphs of --corpus to rows of up to --max-length tokens")
     add("--masked-lm", action="store_true", help="also learn to predict masked words of --corpus")
     training = result.add_argument_group("training")
     add_recipe_options(training, steps=1000)
@@ -65,7 +65,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
-    return interruptible("distill", lambda: command(options), "add --resume to go on")
+    return interruptible("distill", lambda: command(options), "add --resume to continue")
 
 
 def check(options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Augment labelled sentences by copies with some words replaced, for `python -m distill --train`.
+"""Augment labeled sentences by copies with some words replaced, for `python -m distill --train`.
 
     python -m distill.augment --model MLM --task sst2 --data GLUE --out rows.tsv
     python -m distill.augment --model MLM --train FILE --text COLUMN --label COLUMN [--pair COLUMN] --out rows.tsv
@@ -16,7 +16,7 @@ from typing import Any
 from distill.cli import DONE, Parser, add_device_option, add_output_options, interruptible
 
 # Slow imports are inside functions, where Ctrl-C is caught.
-from distill.command.options import add_training_rows_options
+from distill.command.options import add_training_rows_options, check_minima, check_own_rows, flag
 from distill.training.progress import loading
 from foundation.errors import UserError
 
@@ -52,7 +52,7 @@ def parser() -> Parser:
         "--vectors",
         type=Path,
         metavar="FILE",
-        help="word vectors such as GloVe's, whose neighbours replace words of several pieces (default: these stay)",
+        help="word vectors such as GloVe's, whose neighbors replace words of several pieces (default: these stay)",
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of the choices (default: %(default)s)")
     add("--batch-size", type=int, default=64, metavar="N", help="masked sentences per batch (default: %(default)s)")
@@ -78,7 +78,7 @@ def command(options: Any) -> int:
         from rich.console import Console
         from transformers.utils import logging
 
-        from distill.tasks.augmentation import Augmentation, read_neighbours
+        from distill.tasks.augmentation import Augmentation, read_neighbors
         from distill.tasks.types import MASKED_LM
         from distill.training.loop import make_accelerator
         from distill.training.progress import Progress
@@ -93,7 +93,7 @@ def command(options: Any) -> int:
     augmentation = Augmentation(
         model.to(make_accelerator(options.device, mixed_precision="no").device).eval(),
         tokenizer,
-        None if options.vectors is None else read_neighbours(options.vectors),
+        None if options.vectors is None else read_neighbors(options.vectors),
         options.copies,
         options.probability,
         options.candidates,
@@ -126,26 +126,22 @@ def command(options: Any) -> int:
 def check(options: Any) -> None:
     """Raise UserError for options that are invalid independently of model and rows."""
     if (options.task is None) == (options.train is None):
-        raise UserError("give the rows by one of --task NAME or --train FILE")
+        raise UserError("name the rows by one of --task NAME or --train FILE")
     if options.task is None:
         for name in ("data", "dev_out"):
             if getattr(options, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')}: only for a --task; leave it out")
+                raise UserError(f"{flag(name)} needs a --task")
     else:
-        for name in ("text", "pair", "label", "regression"):
-            if getattr(options, name) != parser().get_default(name):
-                raise UserError(f"--{name} describes the rows of --train FILE; add --train, or leave it out")
-    for name, minimum in (("copies", 1), ("candidates", 1), ("batch_size", 1), ("seed", 0)):
-        if getattr(options, name) < minimum:
-            value = getattr(options, name)
-            raise UserError(f"--{name.replace('_', '-')}: must be at least {minimum}, not {value}")
+        check_own_rows(options, parser(), ("text", "pair", "label", "regression"))
+    check_minima(options, copies=1, candidates=1, batch_size=1, seed=0)
     if not 0 <= options.probability <= 1:
         raise UserError(f"--probability: must be between 0 and 1, not {options.probability}")
-    for flag, file in (("--out", options.out), ("--dev-out", options.dev_out)):
+    for name in ("out", "dev_out"):
+        file = getattr(options, name)
         if file is not None and file.suffix != ".tsv":
-            raise UserError(f"{flag} {file}: the name must end in .tsv")
+            raise UserError(f"{flag(name)} {file}: the name must end in .tsv")
         if file is not None and file.exists():
-            raise UserError(f"{flag} {file} exists: choose another name")
+            raise UserError(f"{flag(name)} {file} exists: choose another name")
     if options.out == options.dev_out:
         raise UserError(f"--dev-out {options.dev_out}: this is --out; choose another name")
 
@@ -168,7 +164,7 @@ def load(options: Any) -> tuple[Any, Any, tuple[str, ...], tuple[str, ...]]:
         return rows, None, names, (options.text, *pair, options.label)
     data = load_task(options.task, options.data)
     if not isinstance(data.train, Split):
-        raise UserError(f"--task {options.task}: only labelled sentences can be augmented, not {data.task.kind}")
+        raise UserError(f"--task {options.task}: only labeled sentences can be augmented, not {data.task.kind}")
     columns = ("sentence", "pair", "label") if data.train.paired else ("sentence", "label")
     return joined(data.train, data.search), data.dev, data.task.labels, columns
 

@@ -34,7 +34,7 @@ OBJECTIVES = {
 TASKS = {
     "library": "which library the sentence documents (text of this installation)",
     "neighbours": "whether the second sentence follows the first (text of this installation)",
-    "word_order": "whether two neighbouring words were swapped (text of this installation)",
+    "word_order": "whether two neighboring words were swapped (text of this installation)",
     "cola": "whether the sentence is grammatical (GLUE)",
     "sst2": "whether the review is positive (GLUE)",
     "mrpc": "whether two sentences mean the same (GLUE)",
@@ -48,7 +48,7 @@ TASKS = {
     "snli": "entailment, contradiction or neither, of captions",
     "squad": "where the answer is in a paragraph (SQuAD 1.1)",
     "squad_v2": "the same, with questions that have no answer (SQuAD 2.0)",
-    "conll2003": "names of persons, organisations, places and others",
+    "conll2003": "names of persons, organizations, places and others",
     "wnut17": "names in posts and comments",
     "conll": "tags of words, in files of your own (--data)",
 }

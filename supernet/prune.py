@@ -22,7 +22,7 @@ from distill.command.options import (
     add_importance_option,
     add_rows_options,
     add_run_options,
-    check_labelled_rows,
+    check_labeled_rows,
     check_minima,
 )
 from search_spaces.numbers import proportion
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check(options: argparse.Namespace) -> None:
     """Raise UserError for invalid options, before anything is loaded."""
-    check_labelled_rows(options, parser())
+    check_labeled_rows(options, parser())
     check_minima(options, seed=0, batch_size=1, importance_batches=1, max_length=8)
     check_new(options.out)
 

@@ -26,7 +26,7 @@ from distill.encoders.student.modeling_nas_bert import NasBertForSequenceClassif
 from distill.objectives import OBJECTIVES
 from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
-from distill.training.evaluation import predict, split_batches
+from distill.training.evaluation import batch_logits, split_batches
 from nas.config.load import load_config
 from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
@@ -140,7 +140,7 @@ def test_the_difference_to_the_teacher_is_paired(final: Path, searched: Path, ti
     labels, right = torch.cat([batch["labels"] for batch in batches]), {}
     student = NasBertForSequenceClassification.from_pretrained(final).eval()
     for name, model in (("student", student), ("teacher", evaluator.teacher().eval())):
-        logits = predict(model, batches, accelerator=evaluator.accelerator)
+        logits = torch.cat(batch_logits(model, batches, accelerator=evaluator.accelerator))
         right[name] = (logits.argmax(-1) == labels).numpy()
     models = json.loads((final / "metrics.json").read_text())["models"]
     found = models["student"]["accuracy"]["difference"]

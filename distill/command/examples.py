@@ -86,17 +86,19 @@ def load_examples(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) ->
 
 
 def own_rows(options: Any, data: TaskData[Any]) -> Split:
-    """The rows of `--train`, which take the place of a task's training rows.
+    """The rows of `--train`, which replace a task's training rows.
 
     Raises:
         UserError: they cannot be read, or are not such rows as the task's.
     """
     task = data.task
     if not isinstance(data.train, Split):
-        raise UserError(f"--train: the rows of --task {options.task} are not those of a table; leave it out")
+        raise UserError(
+            f"--train cannot be combined with --task {options.task}, whose rows are not single sentences or pairs"
+        )
     if data.train.paired != (options.pair is not None):
-        problem = "are pairs: add --pair" if data.train.paired else "are single sentences: leave out --pair"
-        raise UserError(f"--train {options.train}: the rows of --task {options.task} {problem}")
+        advice = "are pairs: add --pair" if data.train.paired else "are single sentences: leave out --pair"
+        raise UserError(f"--train {options.train}: the rows of --task {options.task} {advice}")
     rows, _ = read_rows(options.train, options.text, options.label, options.pair, task.labels or None, task.kind)
     return rows
 

@@ -3,6 +3,7 @@ examples.
 """
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression")
 
 
 def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
-    """Add the options that say on which labelled rows a command trains and measures scores, and their length.
+    """Add the options that say on which labeled rows a command trains and measures scores, and their length.
 
     Args:
         parser: a parser, or a group of one.
@@ -31,19 +32,19 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     add_training_rows_options(parser, own_rows_of_a_task)
     add = parser.add_argument
     unless = ", unless there is a --task" if own_rows_of_a_task else ""
-    measured = f"labelled rows to measure the scores on, in a format of --train; required with --train{unless}"
+    measured = f"labeled rows to measure the scores on, in a format of --train; required with --train{unless}"
     add("--dev", type=Path, metavar="FILE", help=measured)
     length = "longer rows are truncated to N tokens (default: %(default)s)"
     add("--max-length", type=int, default=128, metavar="N", help=length)
 
 
 def add_training_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
-    """Add the options that say which labelled rows a command trains on or augments; the arguments are those of
+    """Add the options that say which labeled rows a command trains on or augments; the arguments are those of
     `add_rows_options`.
     """
     add = parser.add_argument
-    instead = "; with --task in place of its own" if own_rows_of_a_task else ""
-    formats = f"your own labelled rows: .tsv, .csv, .jsonl or .parquet, with column names{instead}"
+    instead = "; with --task, they replace its training rows" if own_rows_of_a_task else ""
+    formats = f"your own labeled rows: .tsv, .csv, .jsonl or .parquet, with column names{instead}"
     files = "folder of the task's official files (default: downloaded from the hub)"
     add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
     add("--data", type=Path, metavar="DIR", help=files)
@@ -70,7 +71,7 @@ def add_recipe_options(parser: ParserOrGroup, steps: int) -> None:
     add = parser.add_argument
     rise = "fraction of the steps in which the rate rises (default: %(default)s)"
     add("--steps", type=int, default=steps, metavar="N", help="training steps, a batch each (default: %(default)s)")
-    add("--epochs", type=float, metavar="X", help="in place of --steps: passes over the training rows")
+    add("--epochs", type=float, metavar="X", help="passes over the training rows; cannot be combined with --steps")
     add_batch_size_option(parser)
     add("--learning-rate", type=float, default=5e-5, metavar="X", help="peak learning rate (default: %(default)s)")
     add("--warmup-ratio", type=float, default=0.1, metavar="X", help=rise)
@@ -114,37 +115,43 @@ def check_rows(options: Any, parser: Parser) -> None:
     sources = [name for name in ("task", "train", "corpus") if getattr(options, name) is not None]
     if len(sources) != 1 and sources != ["task", "train"]:
         raise UserError(
-            "give the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT; or by --task NAME "
-            "with other training rows, --train FILE"
+            "name the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT; only --task and "
+            "--train can be combined, to train on other rows than the task's"
         )
     source = sources[0]
     if sources == ["task", "train"] and (options.dev is not None or options.regression):
         name = "dev" if options.dev is not None else "regression"
-        raise UserError(f"--{name}: --task {options.task} has its own; leave it out, or leave out --task")
+        raise UserError(f"--{name} cannot be combined with --task {options.task}: leave one of them out")
     if options.pack and source != "corpus":
-        raise UserError("--pack: only paragraphs of text are put together; add --corpus TEXT, or leave out --pack")
+        raise UserError("--pack joins paragraphs of --corpus TEXT: add --corpus, or leave out --pack")
     if options.masked_lm and source != "corpus":
-        raise UserError("--masked-lm: masked words are learned from text; add --corpus TEXT, or leave out --masked-lm")
+        raise UserError("--masked-lm masks words of --corpus TEXT: add --corpus, or leave out --masked-lm")
     _check_files(options, parser)
     if options.finetune_teacher and source == "corpus" and not options.masked_lm:
-        raise UserError("--finetune-teacher: text has no labels to learn from; leave it out, or add --masked-lm")
+        raise UserError("--finetune-teacher needs labels, and --corpus has none: leave it out, or add --masked-lm")
 
 
-def check_labelled_rows(options: Any, parser: Parser) -> None:
+def check_labeled_rows(options: Any, parser: Parser) -> None:
     """Raise UserError unless there is either a task or a file of the user's own, with the options that belong to it."""
     if options.task is None and options.train is None:
-        raise UserError("give the rows by --task NAME, or by --train FILE and --dev FILE")
+        raise UserError("name the rows by --task NAME, or by --train FILE and --dev FILE")
     if options.task is not None and options.train is not None:
-        raise UserError(f"--train: --task {options.task} has its own rows; leave out one of the two")
+        raise UserError(f"--train cannot be combined with --task {options.task}: leave one of them out")
     _check_files(options, parser)
 
 
 def _check_files(options: Any, parser: Parser) -> None:
     if options.data is not None and options.task is None:
-        raise UserError("--data: only a --task has a folder of official files; add --task, or leave out --data")
+        raise UserError("--data is the folder of the files of a --task: add --task, or leave out --data")
     if options.train is not None and options.task is None and options.dev is None:
-        raise UserError("--dev: give another file than --train, because scores are not measured on training rows")
-    for name in OF_OWN_ROWS if options.train is None else ():
+        raise UserError("--train needs --dev FILE: scores are not measured on training rows")
+    if options.train is None:
+        check_own_rows(options, parser, OF_OWN_ROWS)
+
+
+def check_own_rows(options: Any, parser: Parser, names: Iterable[str]) -> None:
+    """Raise UserError for those of these options that are given although they describe the rows of `--train`."""
+    for name in names:
         if getattr(options, name) != parser.get_default(name):
             raise UserError(f"--{name} describes the rows of --train FILE; add --train, or leave it out")
 
@@ -164,7 +171,7 @@ def check_recipe(options: Any, parser: Parser) -> None:
     check_minima(options, steps=0, seed=0, batch_size=1, max_length=8)
     if options.epochs is not None:
         if options.steps != parser.get_default("steps"):
-            raise UserError("--epochs says how long the training is in place of --steps: leave one of them out")
+            raise UserError("--epochs cannot be combined with --steps: leave one of them out")
         if not 0 < options.epochs <= 10_000:
             raise UserError(f"--epochs: must be above 0 and at most 10,000, not {options.epochs}")
     if not 0 < options.learning_rate < math.inf:

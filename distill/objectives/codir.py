@@ -1,7 +1,7 @@
 """CoDIR's objective: contrastive distillation of the intermediate representations of sentences.
 
 The released code pools by the [CLS] state (`pooling="cls"`), uses the teacher's layers 1, 3, 5, ..., takes the positive
-from the bank too, and uses NCE with normalisers that are fixed at the first batch. It sums CE and KL over a batch,
+from the bank too, and uses NCE with normalizers that are fixed at the first batch. It sums CE and KL over a batch,
 while L_CRD is a mean. Its defaults of beta, T and K, the number of negatives, are used here.
 """
 

@@ -19,7 +19,7 @@ ADVERSARIAL_FORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
 class Critic(nn.Module):
     """An MLP with `width`, 256, 256 and 1 units that distinguishes a teacher's features from a student's.
 
-    In each training step, a separate optimiser with `learning_rate` must minimise `loss` before the student's loss is
+    In each training step, a separate optimizer with `learning_rate` must minimize `loss` before the student's loss is
     computed. MicroBERT trains an MLP of this shape with Adam and learning rate 1e-4.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from distill.cpu.attention import SCORED, take_scores
 from distill.encoders.family import family_of
 from distill.encoders.parts import model_inputs, part
-from distill.tasks.types import CLASSIFICATION, task_type_of_class
+from distill.tasks.types import CLASSIFICATION, task_type_of
 
 Batch = dict[str, Tensor]
 
@@ -82,7 +82,9 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     scored = layers_of(needs, ATTENTION_SCORES, range(1, depth + 1))
     related = layers_of(needs, RELATIONS, [depth])
     if len(related) > 1:
-        raise ValueError(f"relations can be collected of one layer at a time, not of {' and '.join(map(str, related))}")
+        raise ValueError(
+            f"only one layer's relations can be collected, not those of layers {' and '.join(map(str, related))}"
+        )
     hooks: list[Any] = []
 
     def collected(modules: Iterable[nn.Module]) -> list[Any]:
@@ -105,7 +107,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         for hook in hooks:
             hook.remove()
     heads = unwrapped.config.num_attention_heads
-    task_type = getattr(unwrapped, "task_type", None) or task_type_of_class(type(unwrapped), unwrapped.config)
+    task_type = getattr(unwrapped, "task_type", None) or task_type_of(unwrapped)
     assert task_type is not None
     if keeps_scores:
         kept_scores = [take_scores(part(layer, family.self_attention)) for layer in layers]

@@ -11,7 +11,7 @@ from distill.objectives.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs,
 from distill.objectives.spec import ObjectiveSpec
 
 NAMES = ("query", "key", "value")
-# The papers distil without labels, but on labelled rows a new head learns from nothing else.
+# The papers distill without labels, but on labeled rows a new head learns from nothing else.
 WITH_LABELS, WITHOUT_LABELS = {"labels": 1.0}, {"labels": 0.0}
 
 
@@ -36,7 +36,7 @@ def minilm(
 
     Args:
         attention, values: weights.
-        labels: weight of the loss with labels; the paper distils without.
+        labels: weight of the loss with labels; the paper distills without.
         teacher_layer: the teacher's layer, counted from 1; 0 is the last, as in the paper.
 
     Raises:
@@ -91,7 +91,7 @@ def minilmv2(
 
     Args:
         relation: weight of the relations.
-        labels: weight of the loss with labels; the paper distils without.
+        labels: weight of the loss with labels; the paper distills without.
         relation_heads: R, 48 for base teachers, 64 for large ones.
         teacher_layer: the teacher's layer, counted from 1; 0 is the last, the paper's choice for base teachers. For
             large teachers the paper uses an earlier one, 21 of BERT-large's 24.
@@ -134,7 +134,7 @@ def minimoe(
     1e-7 to the probabilities of both models, and adds -10,000 to the scores of masked keys.
 
     Args:
-        labels: weight of the loss with labels; the paper distils without.
+        labels: weight of the loss with labels; the paper distills without.
         relation_heads: R.
         teacher_layer: the teacher's layer, counted from 1; 0 is the last, as in the paper and the released code.
 

@@ -1,7 +1,7 @@
 """Copies of sentences with some words replaced: TinyBERT's data augmentation (Jiao et al., 2020, algorithm 1).
 
 A word of one word piece is masked, and the most probable words in its place are its candidates. The candidates of a
-word of several pieces are its neighbours in a word embedding such as GloVe; without one it has none. A copy replaces
+word of several pieces are its neighbors in a word embedding such as GloVe; without one it has none. A copy replaces
 each word, with a fixed probability, by one of its candidates.
 
 As in the released code, stop words and words with anything but letters stay, candidates do not depend on what a copy
@@ -31,7 +31,7 @@ from distill.encoders.parts import word_head
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
 
-# So many rows are tokenised, and held with their candidates, at a time.
+# So many rows are tokenized, and held with their candidates, at a time.
 CHUNK = 256
 # Of a file with word vectors so many are read, the most frequent words.
 VECTORS = 100_000
@@ -46,7 +46,7 @@ class Word:
     candidates: tuple[str, ...]
 
 
-class Neighbours:
+class Neighbors:
     """Nearest words, by the cosine of their vectors.
 
     Args:
@@ -61,7 +61,7 @@ class Neighbours:
 
     def nearest(self, word: str, count: int) -> tuple[str, ...]:
         """The nearest other words, the nearest first; none if the word has no vector. If it is not in the vocabulary as
-        it stands, it is looked up in lower case; neighbours of a capitalised word are capitalised.
+        it stands, it is looked up in lower case; neighbors of a capitalized word are capitalized.
         """
         known = next((form for form in (word, word.lower()) if form in self.places), None)
         if known is None:
@@ -73,7 +73,7 @@ class Neighbours:
         return tuple(near.capitalize() if word.istitle() else near for near in found)
 
 
-def read_neighbours(path: Path) -> Neighbours:
+def read_neighbors(path: Path) -> Neighbors:
     """Read word vectors: on every line a word and its numbers, separated by spaces, as in GloVe's files. Of the first
     `VECTORS` lines those are kept whose words have only letters.
 
@@ -98,7 +98,7 @@ def read_neighbours(path: Path) -> Neighbours:
         raise TaskError(f"{path}: not a UTF-8 text file") from None
     if not vectors:
         raise TaskError(f"{path}: no vectors of words")
-    return Neighbours(vectors)
+    return Neighbors(vectors)
 
 
 def _vector(where: str, numbers: Sequence[str]) -> np.ndarray:
@@ -118,7 +118,7 @@ class Augmentation:
     Attributes:
         model: an encoder with a masked-word head, in evaluation mode.
         tokenizer: its fast tokenizer.
-        neighbours: for words of several pieces; None: these are never replaced.
+        neighbors: for words of several pieces; None: these are never replaced.
         copies: N, of every sentence.
         probability: p, with which a word is replaced.
         candidates: K, of every word.
@@ -127,7 +127,7 @@ class Augmentation:
 
     model: Any
     tokenizer: Any
-    neighbours: Neighbours | None = None
+    neighbors: Neighbors | None = None
     copies: int = 20
     probability: float = 0.4
     candidates: int = 15
@@ -184,8 +184,8 @@ class Augmentation:
                     owners.append((row, len(words_of_row)))
                     masked.append([*ids[:position], self.tokenizer.mask_token_id, *ids[position + 1 :]])
                     positions.append(position)
-                elif self.neighbours is not None:
-                    word = Word(start, end, self.neighbours.nearest(text[start:end], self.candidates))
+                elif self.neighbors is not None:
+                    word = Word(start, end, self.neighbors.nearest(text[start:end], self.candidates))
                 words_of_row.append(word)
             words.append(words_of_row)
         for (row, place), candidates in zip(owners, self.predicted(masked, positions), strict=True):

@@ -79,7 +79,7 @@ class Encoded:
 
 
 CHUNK = 2_000
-"""The number of rows that are tokenised at a time, which bounds the memory of Python lists."""
+"""The number of rows that are tokenized at a time, which bounds the memory of Python lists."""
 
 Arrays = dict[str, np.ndarray]
 

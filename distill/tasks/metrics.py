@@ -1,4 +1,4 @@
-"""The official metrics of every kind of task on a whole split, with standard errors.
+"""The official metrics of every task type on a whole split, with standard errors.
 
 Every metric is a function of sums over the rows of a split, so it is computed from the contribution of each row. The
 standard error follows from the same numbers: analytically for means (binomial for means of 0 and 1), otherwise by the
@@ -65,10 +65,6 @@ class Metric:
         """The metric and its standard error, given the contributions of the rows."""
         return _mean(rows) if self.of_sums is None else _bootstrapped(rows, self.of_sums)
 
-    def score(self, predictions: Rows, references: Rows, labels: Sequence[str]) -> Score:
-        """The metric and its standard error on these rows."""
-        return self.of_contributions(self.contributions(predictions, references, labels))
-
 
 def paired_difference(metric: Metric, rows: np.ndarray, others: np.ndarray) -> Score:
     """By how much the metric of one model exceeds that of another on the same rows, with the paired standard error.
@@ -107,8 +103,8 @@ def mean_paired_difference(
     each = [_mean_of_differences(metric, [pair], factor) for pair in pairs]
     over_rows = mean.standard_error**2
     # A single seed has S times the interaction that the mean over S seeds has, and the same effect of the rows.
-    interaction = (fmean(found.standard_error**2 for found in each) - over_rows) / (len(each) - 1)
-    between_seeds = variance(found.value for found in each) / len(each) - max(0.0, interaction)
+    interaction = (fmean(one.standard_error**2 for one in each) - over_rows) / (len(each) - 1)
+    between_seeds = variance(one.value for one in each) / len(each) - max(0.0, interaction)
     return Score(mean.value, math.sqrt(over_rows + max(0.0, between_seeds)))
 
 
@@ -126,15 +122,6 @@ def _mean_of_differences(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.nd
         return (values[..., 0] - factor * values[..., 1]).mean(axis=-1)
 
     return _bootstrapped(np.concatenate([rows_NK for pair in pairs for rows_NK in pair], axis=1), difference)
-
-
-def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """The fraction of correct class indices. Raises ValueError if the numbers of rows differ or there are none."""
-    predicted, expected = np.asarray(predictions), np.asarray(labels)
-    if predicted.shape != expected.shape or predicted.ndim != 1 or not len(expected):
-        shapes = f"predictions of shape {predicted.shape} for labels of shape {expected.shape}"
-        raise ValueError(f"accuracy: {shapes}")
-    return float(np.mean(predicted == expected))
 
 
 def fidelity(outputs_NC: np.ndarray, teacher_NC: np.ndarray) -> Score:
@@ -198,7 +185,7 @@ def _f1(sums: np.ndarray) -> np.ndarray:
 
 
 def _matthews(sums: np.ndarray) -> np.ndarray:
-    """Gorodkin's generalisation to several classes; with two it is the Matthews coefficient."""
+    """Gorodkin's generalization to several classes; with two it is the Matthews coefficient."""
     classes = (sums.shape[-1] - 1) // 2
     right, predicted, expected = sums[..., 0], sums[..., 1 : 1 + classes], sums[..., 1 + classes :]
     rows = expected.sum(-1)
@@ -207,7 +194,7 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
 
 
 def _pearson(sums: np.ndarray) -> np.ndarray:
-    """The correlation of columns that are standardised over the whole split (to 0 if they are constant)."""
+    """The correlation of columns that are standardized over the whole split (to 0 if they are constant)."""
     rows, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     variances = (xx / rows - (x / rows) ** 2) * (yy / rows - (y / rows) ** 2)
     # The correlation is undefined in a bootstrap sample in which a column is constant up to rounding.
@@ -230,11 +217,11 @@ def _classes(predictions: Any, references: Any, labels: Sequence[str]) -> np.nda
 
 
 def _products(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
-    x, y = _standardised(predictions), _standardised(references)
+    x, y = _standardized(predictions), _standardized(references)
     return np.column_stack((np.ones(len(x)), x, y, x * x, y * y, x * y))
 
 
-def _standardised(values: ArrayLike) -> np.ndarray:
+def _standardized(values: ArrayLike) -> np.ndarray:
     x = np.asarray(values, np.float64)
     spread = x.std()
     # The mean of equal numbers may differ from them by a rounding error.
@@ -262,8 +249,8 @@ def _entities(predictions: Any, references: Any, labels: Sequence[str]) -> np.nd
 
     rows = []
     for predicted, expected in zip(predictions, references, strict=True):
-        found, real = entities(predicted), entities(expected)
-        rows.append((len(found & real), len(found), len(real)))
+        claimed, real = entities(predicted), entities(expected)
+        rows.append((len(claimed & real), len(claimed), len(real)))
     return np.array(rows)
 
 
@@ -297,8 +284,8 @@ def _overlap(predictions: Sequence[str], references: Sequence[Sequence[str]], la
 
 def _best(compare: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
     """The score against the most similar correct answer; if there is none, the correct answer is ""."""
-    worded = [answer for answer in map(normalised, answers) if answer]
-    return max(compare(normalised(prediction), answer) for answer in worded or [""])
+    worded = [answer for answer in map(normalized, answers) if answer]
+    return max(compare(normalized(prediction), answer) for answer in worded or [""])
 
 
 def _equal(predicted: str, expected: str) -> float:
@@ -316,8 +303,8 @@ def _word_f1(predicted: str, expected: str) -> float:
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalised(answer: str) -> str:
-    """SQuAD's normalisation: lower case, without ASCII punctuation and the articles a, an, the, with single spaces."""
+def normalized(answer: str) -> str:
+    """SQuAD's normalization: lower case, without ASCII punctuation and the articles a, an, the, with single spaces."""
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(_PUNCTUATION)).split())
 
 

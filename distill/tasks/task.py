@@ -86,11 +86,7 @@ def score(task: Task, predictions: Rows, references: Rows) -> dict[str, Score]:
 def contributions(task: Task, predictions: Rows, references: Rows) -> dict[str, np.ndarray]:
     """The contributions of the rows to all metrics of a task, of shape (N,) or (N, K).
 
-    Args:
-        predictions, references: as for `score`.
-
-    Raises:
-        ValueError: there are no rows, or the numbers of predictions and references differ.
+    Arguments and errors are as for `score`.
     """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"score: {len(predictions)} predictions for {len(references)} rows")
@@ -130,10 +126,10 @@ HELD_OUT = 2_000
 """The maximum number of training rows that are held out to score candidates during the search."""
 
 
-def hold_out(train: S, seed: int = 0, share: float | None = None) -> tuple[S, S]:
+def hold_out(train: S, seed: int = 0, fraction: float | None = None) -> tuple[S, S]:
     """Split training rows into remaining training rows and the search split.
 
-    The latter gets this share of the rows; without it a tenth, at most `HELD_OUT`. It may be slightly more, since rows
+    The latter gets this fraction of the rows, by default a tenth but at most `HELD_OUT`. It may be slightly more: rows
     with the same text, and questions about the same context, stay together.
 
     Raises:
@@ -141,7 +137,7 @@ def hold_out(train: S, seed: int = 0, share: float | None = None) -> tuple[S, S]
     """
     keys = train.keys()
     copies = Counter(keys)
-    wanted = max(1, min(HELD_OUT, len(train) // 10) if share is None else round(share * len(train)))
+    wanted = max(1, min(HELD_OUT, len(train) // 10) if fraction is None else round(fraction * len(train)))
     held: set[Hashable] = set()
     for row in np.random.default_rng(seed).permutation(len(train)):
         if wanted <= 0:

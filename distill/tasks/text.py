@@ -51,7 +51,7 @@ def save_text(paragraphs: Iterable[str], tokenizer: Any, max_length: int, folder
     end = 0
     with (folder / IDS).open("wb") as ids, (folder / OFFSETS).open("wb") as offsets:
         np.zeros(1, np.int64).tofile(offsets)
-        encoded = _tokenised(paragraphs, tokenizer, None if packed else room)
+        encoded = _tokenized(paragraphs, tokenizer, None if packed else room)
         rows = _packed(encoded, room) if packed else (row for row in encoded if row)
         while chunk := list(islice(rows, CHUNK)):
             ends = end + np.cumsum([len(row) + special for row in chunk], dtype=np.int64)
@@ -75,7 +75,7 @@ def load_text(folder: Path, kind: str = CLASSIFICATION) -> Encoded:
         raise ValueError(f"{folder}: not a readable folder of encoded text ({error})") from error
 
 
-def _tokenised(paragraphs: Iterable[str], tokenizer: Any, room: int | None) -> Iterator[list[int]]:
+def _tokenized(paragraphs: Iterable[str], tokenizer: Any, room: int | None) -> Iterator[list[int]]:
     """The token ids of each paragraph without special tokens, truncated to `room` tokens unless it is None; an empty
     list for an empty paragraph.
     """

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from distill.encoders.family import Family, family_of
 from distill.objectives.outputs import LOGITS, Batch, routers, run
 from distill.tasks.encoding import Encoded, collate, eval_batches
-from distill.tasks.metrics import Score, accuracy
+from distill.tasks.metrics import Score
 from distill.tasks.splits import AnySplit
 from distill.tasks.task import Task, contributions, scores_of
 from distill.tasks.types import TaskType
@@ -33,17 +33,13 @@ def split_batches(rows: Encoded, pad_id: int, first: int | None = None) -> list[
     return [(torch.from_numpy(chosen), collate(rows, chosen, pad_id)) for chosen in order if len(chosen)]
 
 
-def predict(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> Tensor:
-    """The logits (N, C) of all rows of `batches` in order, in float32 on the CPU. The model runs in eval mode.
+def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> list[Tensor]:
+    """The logits of every batch, in float32 on the CPU, in the shape for the task type (`distill.tasks.types`). The
+    model runs in eval mode.
 
     Raises:
         Diverged: a logit is NaN or infinite.
     """
-    return torch.cat(batch_logits(model, batches, accelerator=accelerator))
-
-
-def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> list[Tensor]:
-    """As `predict`, but one tensor per batch, in the shape for the task's kind (`distill.tasks.types`)."""
     model.to(accelerator.device)  # outside of inference mode: tensors created inside it cannot be trained
     training = model.training
     model.eval()
@@ -59,16 +55,6 @@ def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acc
     return rows
 
 
-def measure(
-    model: nn.Module, rows: Encoded, *, accelerator: Accelerator, pad_id: int, first: int | None = None
-) -> float:
-    """The accuracy of a classifier on a whole split, or on its `first` rows."""
-    batches = split_batches(rows, pad_id, first)
-    logits = predict(model, (batch for _, batch in batches), accelerator=accelerator)
-    expected = torch.cat([batch["labels"] for _, batch in batches])
-    return accuracy(logits.argmax(dim=-1).numpy(), expected.numpy())
-
-
 def evaluate(
     model: nn.Module,
     rows: Encoded,
@@ -79,10 +65,7 @@ def evaluate(
     pad_id: int,
     first: int | None = None,
 ) -> dict[str, Score]:
-    """All metrics of a task of any kind, the main one first, on a whole split or on its `first` rows.
-
-    Args and errors are those of `evaluate_rows`.
-    """
+    """All metrics of a task, the main one first; arguments and errors are those of `evaluate_rows`."""
     return scores_of(task, evaluate_rows(model, rows, split, task, accelerator=accelerator, pad_id=pad_id, first=first))
 
 
@@ -97,7 +80,7 @@ def evaluate_rows(
     first: int | None = None,
 ) -> dict[str, np.ndarray]:
     """The contributions, of shape (N,) or (N, K), of the rows of a split, or of its `first` rows, to all metrics of a
-    task of any kind. Scores (`distill.tasks.task.scores_of`) and paired differences between models follow from them.
+    task. Scores (`distill.tasks.task.scores_of`) and paired differences between models follow from them.
 
     Questions are predicted to be unanswerable only if the split has unanswerable questions.
 

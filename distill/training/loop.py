@@ -82,13 +82,13 @@ def train(
 
     With several processes, each gets a share of every batch's rows, and all train on the mean of their gradients,
     starting from the weights of the first process. If the objective has a critic, it is trained before the model in
-    every step, with its own optimiser.
+    every step, with its own optimizer.
 
     Args:
         model: a `PreTrainedModel`, or any module with the same `base_model`, `config` and `set_attn_implementation`.
         batches: at least `recipe.steps * accumulate` batches, the same in all processes and after an interruption.
         teacher: returns the teacher's outputs for a batch; required if the objective needs them.
-        accumulate: number of batches per optimiser step, instead of `recipe.gradient_accumulation_steps`.
+        accumulate: number of batches per optimizer step, instead of `recipe.gradient_accumulation_steps`.
         seed: random seed of the training, for example for dropout.
         after_step: called with the number of finished steps and the loss of the last one.
         checkpoint: makes the run resumable.
@@ -131,7 +131,7 @@ def train(
 
 
 class _Training:
-    """The state of a training run: model, objective, optimisers and early stopping."""
+    """The state of a training run: model, objective, optimizers and early stopping."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Training:
         return self.early_stopping is not None and self.early_stopping.should_stop
 
     def step(self, number: int, batches: Iterator[tuple[int, Batch]]) -> float:
-        """Optimiser step `number`, counted from 1, on the mean gradient of the next batches; returns the mean loss.
+        """Optimizer step `number`, counted from 1, on the mean gradient of the next batches; returns the mean loss.
 
         Raises:
             Diverged: the loss is NaN or infinite.

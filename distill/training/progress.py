@@ -15,7 +15,7 @@ from rich.text import Text
 ProgressCallback = Callable[[str, float | None], None]
 
 
-def ignore_progress(what: str, share: float | None) -> None:
+def ignore_progress(what: str, fraction: float | None) -> None:
     """A progress callback that does nothing."""
 
 
@@ -42,10 +42,10 @@ class Progress:
         self.status = self.console.status(_Live(self), spinner_style="default")
         self.begun = time.monotonic()
         self.what: str | None = None
-        self.share: float | None = None
-        self.first_share = 0.0
+        self.fraction: float | None = None
+        self.first_fraction = 0.0
         self.since = self.begun
-        self.last_printed_share = 0.0
+        self.last_printed = 0.0
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.quiet:
@@ -64,24 +64,20 @@ class Progress:
         if not self.quiet:
             self.console.print(text)
 
-    def warn(self, text: str) -> None:
-        """Print a warning, even if the display is quiet."""
-        self.console.print(text)
-
     def result(self, text: RenderableType) -> None:
-        """Print a result, even if the display is quiet."""
+        """Print a result or a warning, even if the display is quiet."""
         self.console.print(text)
 
-    def update(self, what: str, share: float | None) -> None:
-        """The progress callback: show that a fraction `share` of `what` is done; None if the fraction is unknown."""
+    def update(self, what: str, fraction: float | None) -> None:
+        """The progress callback: show that a `fraction` of `what` is done; None if the fraction is unknown."""
         if what != self.what:
             self.finish()
-            self.what, self.since, self.last_printed_share = what, time.monotonic(), 0.0
+            self.what, self.since, self.last_printed = what, time.monotonic(), 0.0
             # A resumed training starts in the middle.
-            self.first_share = share or 0.0
-        self.share = share
-        if not self.console.is_terminal and share and share >= self.last_printed_share + 0.25:
-            self.last_printed_share = share
+            self.first_fraction = fraction or 0.0
+        self.fraction = fraction
+        if not self.console.is_terminal and fraction and fraction >= self.last_printed + 0.25:
+            self.last_printed = fraction
             self.say(self.line())
 
     def line(self) -> str:
@@ -89,15 +85,15 @@ class Progress:
         spent = time.monotonic() - self.since
         left = self.left_of_piece()
         time_left = f", {clock(left)} left" if left is not None and spent > 1 else ""
-        done = f" {self.share:.0%}" if self.share is not None else ""
+        done = f" {self.fraction:.0%}" if self.fraction is not None else ""
         return f"{self.what}{done} ({clock(spent)}{time_left})"
 
     def left_of_piece(self) -> float | None:
         """Seconds until the piece of work in progress is done; None if that is unknown."""
-        if self.what is None or self.share is None or self.share <= self.first_share:
+        if self.what is None or self.fraction is None or self.fraction <= self.first_fraction:
             return None
         spent = time.monotonic() - self.since
-        return spent * (1 - self.share) / (self.share - self.first_share)
+        return spent * (1 - self.fraction) / (self.fraction - self.first_fraction)
 
     def lines(self) -> list[str]:
         """The lines of the live view."""

@@ -13,14 +13,14 @@ class Recipe:
     """Hyper-parameters of one training run, most of them named as in Hugging Face's `TrainingArguments`.
 
     Attributes:
-        steps: optimiser steps.
+        steps: optimizer steps.
         batch_size: sentences in a batch, over all processes.
-        gradient_accumulation_steps: number of batches whose mean gradient is used for one optimiser step.
+        gradient_accumulation_steps: number of batches whose mean gradient is used for one optimizer step.
         learning_rate: peak learning rate. It rises linearly during the first `warmup_ratio` fraction of the steps, then
             decreases linearly to 0.
         weight_decay: weight decay of AdamW, not applied to biases and LayerNorms.
         max_grad_norm: gradients with a larger norm are scaled down to this norm.
-        freeze_embeddings: do not train the word embedding, which saves its gradient and optimiser state.
+        freeze_embeddings: do not train the word embedding, which saves its gradient and optimizer state.
         early_stopping_patience: number of evaluations without a better score after which the training stops; the model
             then gets the weights of its best evaluation. None disables early stopping and evaluations.
         eval_steps: number of steps between two evaluations; required for early stopping.
@@ -44,5 +44,5 @@ class Recipe:
 
 
 def steps_of_epochs(epochs: float, rows: int, rows_per_step: int) -> int:
-    """The number of optimiser steps in which a training passes over its rows `epochs` times, rounded up."""
+    """The number of optimizer steps in which a training passes over its rows `epochs` times, rounded up."""
     return math.ceil(epochs * rows / rows_per_step)

@@ -22,7 +22,7 @@ def load_student(
 ) -> PreTrainedModel:
     """The student that `spec` names, with a head for the task.
 
-    "first:N" is a copy of the teacher's lowest N layers (the initialisation of PKD and BERT-of-Theseus), "uniform:N" of
+    "first:N" is a copy of the teacher's lowest N layers (the initialization of PKD and BERT-of-Theseus), "uniform:N" of
     the last layer of each of N equal groups. Anything else is the folder or hub name of a checkpoint.
 
     Raises:

@@ -136,7 +136,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a checkpoint with a head for this kind of task and, for a classification, these classes.
 
-    The head is newly initialised unless the checkpoint has one of the same size; with `new_head=False` that is an
+    The head is newly initialized unless the checkpoint has one of the same size; with `new_head=False` that is an
     error.
 
     Raises:
@@ -217,7 +217,7 @@ def finetune(
     checkpoint: Checkpoint | None = None,
     score: Callable[[PreTrainedModel], float] | None = None,
 ) -> PreTrainedModel:
-    """Fine-tune a pre-trained encoder on labelled batches; returns it in evaluation mode with frozen weights.
+    """Fine-tune a pre-trained encoder on labeled batches; returns it in evaluation mode with frozen weights.
 
     Arguments and errors are as in `distill.training.loop.train`; `score` evaluates the model that it is given.
     """

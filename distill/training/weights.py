@@ -80,7 +80,7 @@ def load_weights(model_class: Any, source: str, config: Any, *, strict: bool = F
         model_class: a class of transformers, or one of its `AutoModelFor...`.
         source: a folder, or a name on the hub.
         strict: whether all weights must be there. Otherwise only those under the model's `base_model_prefix` must,
-            except the pooler's; a pooler or head that is missing or of another shape is newly initialised.
+            except the pooler's; a pooler or head that is missing or of another shape is newly initialized.
 
     Raises:
         WeightsError: as `check_config`; or there are no readable weights, some are missing, of another shape, or not

@@ -158,12 +158,12 @@ def scores(
     if export.skip_scores:
         return {}
     if checkpoint.config is None:
-        progress.warn(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
+        progress.result(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
         return {}
     rows = dev_set(checkpoint.config, progress.update)
     trained_with = (checkpoint.metrics or {}).get("dev_rows", len(rows.split))
     if trained_with != len(rows.split):
-        progress.warn(f"the dev split has {len(rows.split)} rows here; after the training it had {trained_with}")
+        progress.result(f"the dev split has {len(rows.split)} rows here; after the training it had {trained_with}")
     progress.update("scores", None)
     by_file = scores_of_forms(rows, models, ONNX_FILE)
     progress.finish()
@@ -233,7 +233,7 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
     try:
         config: PretrainedConfig = load_config(checkpoint.config.teacher)
     except TeacherError as error:
-        progress.warn(f"the latency table lacks the teacher: {error}")
+        progress.result(f"the latency table lacks the teacher: {error}")
         return None
     own = checkpoint.model.config
     set_head(config, [own.id2label[number] for number in range(own.num_labels)], checkpoint.type.name)

@@ -104,7 +104,7 @@ def run(final: FinalRun) -> int:
         architectures = {STUDENT: architecture}
         if not final.skip_base:
             architectures[BASE_MODEL] = Architecture.uniform(base, graph=graph)
-        phases = final_phases(evaluator, progress.warn)
+        phases = final_phases(evaluator, progress.result)
         # The one-shot supernet has not learned the base model's sizes, so only the student may start from it.
         build = {STUDENT: starting_point(evaluator, architecture, final.device, progress.update)}
         if final.config.final.start == "random":

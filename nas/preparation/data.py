@@ -113,7 +113,7 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     if config.search_fraction is None:
         return data
     try:
-        train, search = hold_out(joined(data.train, data.search), share=config.search_fraction)
+        train, search = hold_out(joined(data.train, data.search), fraction=config.search_fraction)
     except TaskError as error:
         raise ConfigError(f"search_fraction: {error}") from None
     return replace(data, train=train, search=search)

@@ -82,7 +82,7 @@ class Running:
 class Listener:
     """Is told what a search does. This one ignores it."""
 
-    def update(self, what: str, share: float | None) -> None:
+    def update(self, what: str, fraction: float | None) -> None:
         """Called by the preparation, see `distill.training.progress.ProgressCallback`."""
 
     def say(self, line: str) -> None:
@@ -124,11 +124,11 @@ class Progress(progress.Progress, Listener):
         """
         self.parts = list(parts)
 
-    def update(self, what: str, share: float | None) -> None:
+    def update(self, what: str, fraction: float | None) -> None:
         if what != self.what:
             self.running = None
             self._enter(what)
-        super().update(what, share)
+        super().update(what, fraction)
 
     def finish(self) -> None:
         if self.what is not None:

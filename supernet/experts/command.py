@@ -22,7 +22,7 @@ from distill.command.options import (
     add_recipe_options,
     add_rows_options,
     add_run_options,
-    check_labelled_rows,
+    check_labeled_rows,
     check_minima,
     check_out,
     check_recipe,
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run.split(options) if options.experts is not None else run.prune(options)
 
     resumable = options.experts is not None
-    return interruptible("supernet.experts", command, "add --resume to go on" if resumable else "start it again")
+    return interruptible("supernet.experts", command, "add --resume to continue" if resumable else "start it again")
 
 
 def check(options: argparse.Namespace) -> None:
@@ -122,7 +122,7 @@ def check(options: argparse.Namespace) -> None:
         raise ExpertsError(
             f"--part {options.part}: says what --drop and --fuse prune; add one of these, or leave it out"
         )
-    check_labelled_rows(options, parser())
+    check_labeled_rows(options, parser())
     check_minima(options, importance_batches=1)
     check_recipe(options, parser())
     for name in ("distill", "balance"):

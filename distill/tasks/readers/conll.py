@@ -64,22 +64,17 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
 
 
 def kind(name: str) -> str:
-    """The kind of a task of `TASKS`."""
+    """See `Reader.kind`."""
     return TOKEN_CLASSIFICATION
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
-    """The files from which `load` reads; for the hub, the names of the cached files.
-
-    Raises:
-        TaskError: as `load`, as far as this can be detected without reading files.
-    """
+    """See `Reader.sources`."""
     if data is not None:
         return list(_files(data))
     if name not in HUB:
         raise TaskError(WITHOUT_FOLDER.format(name=name))
-    tables = (hub.table(HUB[name][0], split, revision=CONVERTED) for split in HUB_SPLITS)
-    return [file for table in tables for file in hub.files(table)]
+    return hub.sources(HUB[name][0], HUB_SPLITS, revision=CONVERTED)
 
 
 def _files(folder: Path) -> tuple[Path, Path]:

@@ -1,7 +1,7 @@
 """The demo's three classification tasks, whose labels are derived from the text of a corpus; they do not need the hub.
 
 ``library``: which library a sentence documents. ``neighbours``: whether the second sentence follows the first or was
-taken from another document of the same library. ``word_order``: whether two neighbouring words of the sentence were
+taken from another document of the same library. ``word_order``: whether two neighboring words of the sentence were
 swapped, which a bag of words cannot tell. All tasks use the same division of the documents into train, search and dev,
 so that no task trains on text on which another one is scored.
 """
@@ -46,7 +46,7 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
 
 
 def kind(name: str) -> str:
-    """The kind of a task of `TASKS`."""
+    """See `Reader.kind`."""
     return CLASSIFICATION
 
 
@@ -144,7 +144,7 @@ def _word_order(corpus: Corpus) -> tuple[Task, MakeRows]:
 
 
 def swap_two_words(sentence: str, rng: np.random.Generator) -> str | None:
-    """Swap a random pair of different neighbouring words of lower-case letters only; None if there is no such pair.
+    """Swap a random pair of different neighboring words of lower-case letters only; None if there is no such pair.
 
     Words with capitals or punctuation stay in place, so they do not give the swap away.
     """

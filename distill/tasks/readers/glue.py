@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 ENTAILMENT = ("entailment", "not_entailment")
 INFERENCE = ("entailment", "neutral", "contradiction")
 SENTENCE, SENTENCES = ("sentence",), ("sentence1", "sentence2")
-UNLABELLED = ("-", "-1")
+UNLABELED = ("-", "-1")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Source:
         hub: data set and configuration on the hub, with columns `hub_texts` and `label`, and splits train and
             `hub_dev`.
         broken: whether the official files are known to have malformed lines or empty texts, which are skipped.
-        unlabelled: whether rows without agreement of the annotators have the label "-" (-1 on the hub); they are
+        unlabeled: whether rows without agreement of the annotators have the label "-" (-1 on the hub); they are
             skipped.
     """
 
@@ -52,7 +52,7 @@ class Source:
     dev_file: str = "dev.tsv"
     hub_dev: str = "validation"
     broken: bool = False
-    unlabelled: bool = False
+    unlabeled: bool = False
 
 
 GLUE = "nyu-mll/glue"
@@ -103,7 +103,7 @@ _SOURCES = (
         SENTENCES,
         ("stanfordnlp/snli", None),
         ("premise", "hypothesis"),
-        unlabelled=True,
+        unlabeled=True,
     ),
 )
 TASKS: Mapping[str, Source] = {source.task.name: source for source in _SOURCES}
@@ -120,7 +120,7 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
     if data is None:
         splits = [from_columns(source, hub.columns(source.hub[0], s, source.hub[1])) for s in ("train", source.hub_dev)]
     else:
-        splits = [read(source, file) for file in _files(source, data)]
+        splits = [read(source, file) for file in official_files(source, data, "train.tsv", source.dev_file)]
     train, search = hold_out(splits[0])
     return TaskData(source.task, train, search, splits[1])
 
@@ -133,25 +133,24 @@ def trained_on(name: str) -> str:
 
 
 def kind(name: str) -> str:
-    """The kind of a task of `TASKS`."""
+    """See `Reader.kind`."""
     return TASKS[name].task.kind
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
-    """The files from which `load` reads; for the hub, the names of the cached files.
-
-    Raises:
-        TaskError: as `load`, as far as this can be detected without reading files.
-    """
+    """See `Reader.sources`."""
     source = TASKS[name]
     if data is not None:
-        return list(_files(source, data))
-    tables = (hub.table(source.hub[0], split, source.hub[1]) for split in ("train", source.hub_dev))
-    return [file for table in tables for file in hub.files(table)]
+        return list(official_files(source, data, "train.tsv", source.dev_file))
+    return hub.sources(source.hub[0], ("train", source.hub_dev), source.hub[1])
 
 
-def _files(source: Source, data: Path) -> list[Path]:
-    names = ("train.tsv", source.dev_file)
+def official_files(source: Source, data: Path, *names: str) -> list[Path]:
+    """The task's files of these names, in its own folder or in the parent of all tasks' folders.
+
+    Raises:
+        TaskError: the first of them is in neither.
+    """
     for folder in (data / source.folder, data):
         if (folder / names[0]).is_file():
             return [folder / name for name in names]
@@ -170,31 +169,48 @@ def read(source: Source, path: Path) -> Split:
     Raises:
         TaskError: the file cannot be read, lacks a column, or has a malformed line.
     """
-    lines = read_lines(path)
-    if not lines:
-        raise TaskError(f"{path}: the file is empty")
-    header = source.header or lines[0].split("\t")
-    problem = column_problem((*source.texts, source.label), header)
-    if problem:
-        raise TaskError(f"{path}: {problem}")
-    label, *texts = (header.index(column) for column in (source.label, *source.texts))
-    rows: list[Row] = []
-    broken = 0
-    first = 0 if source.header else 1
-    for number, line in enumerate(lines[first:], first + 1):
-        cells = line.split("\t")
-        if len(cells) == len(header):
-            rows.append((f"{path}:{number}", [cells[text] for text in texts], cells[label]))
-        elif source.broken:
-            broken += 1
-        else:
-            raise TaskError(f"{path}:{number}: {len(cells)} tab-separated cells; the header has {len(header)}")
+    cells, malformed = read_cells(path, (source.label, *source.texts), source.header, skip_malformed=source.broken)
+    rows = [(f"{path}:{number}", texts, label) for number, (label, *texts) in cells]
     names = source.task.labels
     spelled = {str(number) if source.numbers else name: number for number, name in enumerate(names)}
     split = _split(source, str(path), rows, spelled)
-    if broken:
-        log.warning("%s: %d of %d lines are no rows, and are left out", path, broken, len(lines) - first)
+    if malformed:
+        log.warning("%s: %d of %d lines are no rows, and are left out", path, malformed, malformed + len(rows))
     return split
+
+
+def read_cells(
+    path: Path, columns: Sequence[str], header: Sequence[str] | None = None, skip_malformed: bool = False
+) -> tuple[list[tuple[int, list[str]]], int]:
+    """The cells of these columns in every line of an official file, with the line's number; and how many lines were
+    skipped because they have another number of cells.
+
+    Args:
+        header: the names of all columns if the file has no header line.
+
+    Raises:
+        TaskError: the file cannot be read, lacks a column, or has a malformed line.
+    """
+    lines = read_lines(path)
+    if not lines:
+        raise TaskError(f"{path}: the file is empty")
+    first = 0 if header else 1
+    header = header or lines[0].split("\t")
+    problem = column_problem(columns, header)
+    if problem:
+        raise TaskError(f"{path}: {problem}")
+    places = [header.index(column) for column in columns]
+    rows: list[tuple[int, list[str]]] = []
+    malformed = 0
+    for number, line in enumerate(lines[first:], first + 1):
+        cells = line.split("\t")
+        if len(cells) == len(header):
+            rows.append((number, [cells[place] for place in places]))
+        elif skip_malformed:
+            malformed += 1
+        else:
+            raise TaskError(f"{path}:{number}: {len(cells)} tab-separated cells; the header has {len(header)}")
+    return rows, malformed
 
 
 def from_columns(source: Source, table: Mapping[str, Sequence]) -> Split:
@@ -208,27 +224,27 @@ def from_columns(source: Source, table: Mapping[str, Sequence]) -> Split:
     if problem:
         raise TaskError(f"{where}: {problem}")
     texts = zip(*(table[column] for column in source.hub_texts), strict=True)
-    labelled = zip(texts, table["label"], strict=True)
-    rows = ((f"{where}, row {number}", row, str(label)) for number, (row, label) in enumerate(labelled))
+    labeled = zip(texts, table["label"], strict=True)
+    rows = ((f"{where}, row {number}", row, str(label)) for number, (row, label) in enumerate(labeled))
     return _split(source, where, rows, {str(number): number for number in range(len(source.task.labels))})
 
 
 def _split(source: Source, where: str, rows: Iterable[Row], classes: Mapping[str, int]) -> Split:
     texts: list[Sequence[str]] = []
     labels: list[float] = []
-    unlabelled = 0
+    unlabeled = 0
     for place, row, label in rows:
-        if source.unlabelled and label in UNLABELLED:
-            unlabelled += 1
+        if source.unlabeled and label in UNLABELED:
+            unlabeled += 1
             continue
         if not source.broken and not all(text.strip() for text in row):
             raise TaskError(f"{place}: a text is empty")
         texts.append(row)
         labels.append(_label(source, place, label, classes))
     if not texts:
-        raise TaskError(f"{where}: no rows" + (f" but {unlabelled} without an agreed label" if unlabelled else ""))
-    if unlabelled:
-        log.warning("%s: %d rows without an agreed label are left out", where, unlabelled)
+        raise TaskError(f"{where}: no rows" + (f" but {unlabeled} without an agreed label" if unlabeled else ""))
+    if unlabeled:
+        log.warning("%s: %d rows without an agreed label are left out", where, unlabeled)
     first, *second = zip(*texts, strict=True)
     return Split(first, second[0] if second else None, tuple(labels))
 

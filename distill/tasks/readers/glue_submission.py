@@ -6,8 +6,7 @@ from typing import Any
 
 from distill.tasks.readers import hub
 from distill.tasks.readers.columns import column_problem
-from distill.tasks.readers.glue import TASKS, Source
-from distill.tasks.readers.texts import read_lines
+from distill.tasks.readers.glue import TASKS, official_files, read_cells
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
 from distill.tasks.types import REGRESSION
@@ -26,8 +25,6 @@ SUBMISSIONS = {
     "rte": ("RTE.tsv", "test.tsv", "test"),
     "wnli": ("WNLI.tsv", "test.tsv", "test"),
 }
-# The first column of a test file, and of a submission.
-INDEX = "index"
 
 
 def read_test(name: str, data: Path | None = None) -> tuple[list[str], Split]:
@@ -49,7 +46,12 @@ def read_test(name: str, data: Path | None = None) -> tuple[list[str], Split]:
         texts: list[Sequence[str]] = list(zip(*(table[column] for column in source.hub_texts), strict=True))
         indices = [str(index) for index in table.get("idx", range(len(texts)))]
     else:
-        indices, texts = _read(source, _place(source, data, file))
+        (path,) = official_files(source, data, file)
+        # QQP calls the index "id".
+        cells, _ = read_cells(path, ("id" if name == "qqp" else "index", *source.texts))
+        if not cells:
+            raise TaskError(f"{path}: no rows")
+        indices, texts = [index for _, (index, *_) in cells], [row for _, (_, *row) in cells]
     first, *second = zip(*texts, strict=True)
     return indices, Split(first, second[0] if second else None, (0,) * len(texts))
 
@@ -71,32 +73,3 @@ def write_submission(name: str, indices: Sequence[str], predictions: Sequence[An
     rows = "".join(f"{index}\t{value}\n" for index, value in zip(indices, values, strict=True))
     write_text(folder / file, f"index\tprediction\n{rows}")
     return folder / file
-
-
-def _place(source: Source, data: Path, file: str) -> Path:
-    for folder in (data / source.folder, data):
-        if (folder / file).is_file():
-            return folder / file
-    raise TaskError(f"{data}: there is no {file} of the task {source.task.name!r}, nor in a subfolder {source.folder}")
-
-
-def _read(source: Source, path: Path) -> tuple[list[str], list[Sequence[str]]]:
-    lines = read_lines(path)
-    header = lines[0].split("\t") if lines else []
-    # QQP calls the index "id".
-    index = "id" if source.task.name == "qqp" else INDEX
-    problem = column_problem((index, *source.texts), header)
-    if problem:
-        raise TaskError(f"{path}: {problem}")
-    place, *texts = (header.index(column) for column in (index, *source.texts))
-    indices: list[str] = []
-    rows: list[Sequence[str]] = []
-    for number, line in enumerate(lines[1:], 2):
-        cells = line.split("\t")
-        if len(cells) != len(header):
-            raise TaskError(f"{path}:{number}: {len(cells)} tab-separated cells; the header has {len(header)}")
-        indices.append(cells[place])
-        rows.append([cells[text] for text in texts])
-    if not rows:
-        raise TaskError(f"{path}: no rows")
-    return indices, rows

@@ -1,7 +1,8 @@
 """Reads data sets of the Hugging Face Hub with `datasets`."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from distill.tasks.task import TaskError
@@ -27,13 +28,20 @@ def files(rows: Any) -> list[str]:
     return [file["filename"] for file in rows.cache_files]
 
 
+def sources(
+    name: str, splits: Iterable[str], configuration: str | None = None, revision: str | None = None
+) -> list[Path | str]:
+    """The cache files of several splits, for `Reader.sources`; arguments and errors are as for `table`."""
+    return [file for split in splits for file in files(table(name, split, configuration, revision))]
+
+
 def columns(
     name: str, split: str, configuration: str | None = None, revision: str | None = None
 ) -> dict[str, list[Any]]:
     """The columns of one split; arguments and errors are as for `table`."""
-    found = table(name, split, configuration, revision)
+    rows = table(name, split, configuration, revision)
     with _bounded(name, split):
-        return {column: found[column][:] for column in found.column_names}
+        return {column: rows[column][:] for column in rows.column_names}
 
 
 @contextlib.contextmanager

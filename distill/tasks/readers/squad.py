@@ -43,19 +43,15 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
 
 
 def kind(name: str) -> str:
-    """The kind of a task of `TASKS`."""
+    """See `Reader.kind`."""
     return QUESTION_ANSWERING
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
-    """The files from which `load` reads; for the hub, the names of the cached files.
-
-    Raises:
-        TaskError: as `load`, as far as this can be detected without reading files.
-    """
+    """See `Reader.sources`."""
     if data is not None:
         return [_file(name, data, split) for split in ("train", "dev")]
-    return [file for split in HUB_SPLITS for file in hub.files(hub.table(HUB[name], split))]
+    return hub.sources(HUB[name], HUB_SPLITS)
 
 
 def _file(name: str, data: Path, split: str) -> Path:

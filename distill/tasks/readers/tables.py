@@ -1,4 +1,4 @@
-"""Labelled rows from a user's own files."""
+"""Labeled rows from a user's own files."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.tasks.readers.columns import column_problem, finite
-from distill.tasks.readers.texts import read_lines, read_utf8
+from distill.tasks.readers.texts import lines_of, read_lines
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, REGRESSION
@@ -17,7 +17,7 @@ SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 
 
 class TableError(TaskError):
-    """A file is not a valid table of labelled rows; the message says which one, and what is valid instead."""
+    """A file is not a valid table of labeled rows; the message says which one, and what is valid instead."""
 
 
 def table_task(
@@ -131,12 +131,7 @@ def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
         return _parquet(path, wanted) if path.suffix == ".parquet" else _cells(path, _separated(path), wanted)
     except TaskError as error:
         raise TableError(str(error)) from None
-    except (
-        OSError,
-        pyarrow.ArrowException,
-        ValueError,
-        OverflowError,
-    ) as error:
+    except (OSError, pyarrow.ArrowException, ValueError, OverflowError) as error:
         # An OverflowError: a cell for which Python has no value.
         problem = (isinstance(error, OSError) and error.strerror) or reason(error)
         raise TableError(f"{path}: {problem}") from None
@@ -200,7 +195,7 @@ def _separated(path: Path) -> Any:
     import pyarrow
     from pyarrow import csv
 
-    content = read_utf8(path).encode()
+    content = "".join(lines_of(path)).encode()
     parse = csv.ParseOptions(newlines_in_values=True)
     if path.suffix == ".tsv":
         parse = csv.ParseOptions(delimiter="\t", quote_char=False)

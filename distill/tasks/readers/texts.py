@@ -29,7 +29,7 @@ def read_paragraphs(source: str | Path) -> Iterator[str]:
         TaskError: there is no such file, folder or data set, or no text in it.
     """
     files, name = _places(source)
-    documents = _rows_of(_table(name)) if name else map(_lines_of, files)
+    documents = _rows_of(_table(name)) if name else map(lines_of, files)
     between, found = True, False
     for document in documents:
         for line in chain(document, [""]):
@@ -94,8 +94,9 @@ def _rows_of(table: Any) -> Iterator[Iterable[str]]:
     return (text.split("\n") for batch in table.iter(1000) for text in batch["text"])
 
 
-def _lines_of(path: Path) -> Iterator[str]:
-    """The same lines as from `read_lines`, one at a time.
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, with or without a byte order mark, one at a time. Only a line feed ends a line, which
+    is part of it.
 
     Raises:
         TaskError: the file cannot be read.
@@ -114,25 +115,6 @@ def _lines_of(path: Path) -> Iterator[str]:
         raise TaskError(f"{path}: {error.strerror}") from None
 
 
-def read_utf8(path: Path) -> str:
-    """The text of a UTF-8 file, with or without a byte order mark.
-
-    Raises:
-        TaskError: the file cannot be read.
-    """
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: not UTF-8 at byte {error.start:,}; convert it") from None
-    except OSError as error:
-        raise TaskError(f"{path}: {error.strerror}") from None
-
-
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, with or without a byte order mark. Only a line feed ends a line.
-
-    Raises:
-        TaskError: the file cannot be read.
-    """
-    text = read_utf8(path)
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+    """The lines of `lines_of` without their ends."""
+    return [line.removesuffix("\n").removesuffix("\r") for line in lines_of(path)]

@@ -56,19 +56,16 @@ def task_type(kind: str) -> TaskType:
 
 def task_type_of(model: Any) -> TaskType | None:
     """The task type of the head of a model, which can be one of ours or one of transformers; None if it has no head."""
-    return task_type_of_class(type(model), model.config)
-
-
-def task_type_of_class(model_class: type, config: Any) -> TaskType | None:
-    """`task_type_of` models of this class with this configuration."""
-    of_class = [known for known in TASK_TYPES.values() if model_class.__name__.endswith(known.suffix)]
-    of_problem = (known for known in of_class if known.problem_type == config.problem_type)
+    of_class = [known for known in TASK_TYPES.values() if type(model).__name__.endswith(known.suffix)]
+    of_problem = (known for known in of_class if known.problem_type == model.config.problem_type)
     return next(of_problem, of_class[0] if of_class else None)
 
 
 def predicts_numbers(config: Any) -> bool:
     """Whether models with this Hugging Face configuration predict numbers, as its `problem_type` says."""
-    return any(known.of_numbers for known in TASK_TYPES.values() if known.problem_type == config.problem_type)
+    return any(
+        known.distributions is None for known in TASK_TYPES.values() if known.problem_type == config.problem_type
+    )
 
 
 def encode(
@@ -79,7 +76,7 @@ def encode(
     *,
     kind: str,
 ) -> Encoded:
-    """Tokenise a split.
+    """Tokenize a split.
 
     Rows are truncated to `max_length` tokens, except for a question's context, which is divided into as many
     overlapping windows, one row each, as necessary.
@@ -98,12 +95,7 @@ def encode(
     chosen = task_type(kind)
     if chosen.encode is None or not isinstance(rows, chosen.split):
         raise ValueError(f"a {type(rows).__name__} does not hold rows of the kind {kind}")
-    _check_room(tokenizer, max_length, rows.paired)
+    if max_length <= tokenizer.num_special_tokens_to_add(pair=rows.paired):
+        raise ValueError(f"max_length = {max_length}: no room for text beside the special tokens")
     encoded: Encoded = chosen.encode(tokenizer, rows, max_length, max_length // 3 if stride is None else stride)
     return encoded
-
-
-def _check_room(tokenizer: Any, max_length: int, paired: bool) -> None:
-    """Raise ValueError if the special tokens of a row (of two texts if `paired`) leave no room for text."""
-    if max_length <= tokenizer.num_special_tokens_to_add(pair=paired):
-        raise ValueError(f"max_length = {max_length}: no room for text beside the special tokens")

@@ -42,7 +42,7 @@ class TaskType:
         problem_type: the `problem_type` of the models' configurations.
         classes: whether its labels are named classes.
         loss: (logits, batch, reduction) -> the loss with the labels of the batch, in float32: the mean, or with the
-            reduction "sum" the sum, over sentences or labelled tokens. 0 where there are no labels.
+            reduction "sum" the sum, over sentences or labeled tokens. 0 where there are no labels.
         distributions: (logits, batch) -> the logits (N, choices), in float32, of all distributions that are predicted;
             padding is neither a row nor a choice. None: numbers are predicted.
         split: the class of its splits; None if it learns from text.
@@ -83,11 +83,6 @@ class TaskType:
     def single_label(self) -> bool:
         """Whether the label of a row is the index of one class."""
         return self.classes and self.head.pooled and self.problem_type in (None, "single_label_classification")
-
-    @property
-    def of_numbers(self) -> bool:
-        """Whether numbers are predicted rather than distributions."""
-        return self.distributions is None
 
     @property
     def of_positions(self) -> bool:

@@ -29,11 +29,6 @@ def loss(logits_BC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     return cross_entropy(logits_BC.float(), batch["labels"], reduction)
 
 
-def problem(split: Split, labels: Sequence[str]) -> str:
-    """A description of what is wrong with the class indices, or ""."""
-    return outside(split.labels, labels)
-
-
 def outside(indices: Sequence[int], labels: Sequence[str]) -> str:
     """A description of class indices that are out of range, or "" if there are none."""
     if set(indices) <= set(range(len(labels))):
@@ -55,5 +50,5 @@ TYPE = TaskType(
     references=lambda split: split.labels,
     loss=loss,
     distributions=lambda logits, batch: logits.float(),
-    problem=problem,
+    problem=lambda split, labels: outside(split.labels, labels),
 )

@@ -151,5 +151,4 @@ TYPE = TaskType(
     references=lambda split: [[text for text, _ in answers] for answers in split.answers],
     loss=loss,
     distributions=distributions,
-    problem=lambda split, labels: "",
 )

@@ -31,11 +31,6 @@ def loss(logits_B1: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     return F.mse_loss(logits_B1.float()[:, 0], batch["labels"].float(), reduction=reduction)
 
 
-def problem(split: Split, labels: Sequence[str]) -> str:
-    """A description of what is wrong with the numbers, or ""."""
-    return "" if all(map(math.isfinite, split.labels)) else "a label is not finite"
-
-
 NAME = "regression"
 TYPE = TaskType(
     name=NAME,
@@ -50,5 +45,5 @@ TYPE = TaskType(
     predict=predict,
     references=lambda split: split.labels,
     loss=loss,
-    problem=problem,
+    problem=lambda split, labels: "" if all(map(math.isfinite, split.labels)) else "a label is not finite",
 )

@@ -51,18 +51,13 @@ def predict(rows: Encoded, logits: Sequence[np.ndarray], split: TaggedSplit, lab
 
 
 def loss(logits_BTC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
-    """Cross-entropy with the classes (B, T) of the labelled tokens."""
+    """Cross-entropy with the classes (B, T) of the labeled tokens."""
     return cross_entropy(distributions(logits_BTC, batch), batch["labels"][batch["labels"] != IGNORED], reduction)
 
 
 def distributions(logits_BTC: Tensor, batch: Batch) -> Tensor:
-    """The logits (N, C) of the labelled tokens, or in a batch without labels of all tokens except padding."""
+    """The logits (N, C) of the labeled tokens, or in a batch without labels of all tokens except padding."""
     return logits_BTC.float()[batch["labels"] != IGNORED if "labels" in batch else batch["attention_mask"].bool()]
-
-
-def problem(split: TaggedSplit, labels: Sequence[str]) -> str:
-    """A description of what is wrong with the tags, or ""."""
-    return outside([tag for tags in split.tags for tag in tags], labels)
 
 
 NAME = "token_classification"
@@ -79,5 +74,5 @@ TYPE = TaskType(
     references=lambda split: split.tags,
     loss=loss,
     distributions=distributions,
-    problem=problem,
+    problem=lambda split, labels: outside([tag for tags in split.tags for tag in tags], labels),
 )

@@ -34,6 +34,7 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with_tokenizer(bert(1, labels=2, **FOUR).base_model, folder / "headless")
     with_tokenizer(bert(1, labels=2, **FOUR, id2label={0: "yes", 1: "no"}), folder / "swapped")
     with_tokenizer(bert(5, labels=2, **CLASSES), folder / "small")
+    with_tokenizer(bert(5, labels=2, **CLASSES, hidden_size=16), folder / "narrow")
     with_tokenizer(bert(5, labels=2, **CLASSES), folder / "foreign", WORDS[::-1])
 
     texts = [" ".join(WORDS[(7 * row + 3 * word) % 45] for word in range(2 + row % 6)) for row in range(48)]
@@ -65,6 +66,7 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text("\n".join(texts), encoding="utf-8")
     (folder / "empty.txt").write_text("")
     (folder / "header.tsv").write_text("sentence\tother\tlabel\n")
+    (folder / "long.tsv").write_text("sentence\tlabel\n" + "w1 " * 50 + "\tno\nw2\tyes\nw3\tyes\n")
     (folder / "three.tsv").write_text("sentence\tlabel\nw1\tno\nw2\tyes\nw3\tmaybe\n")
     return folder
 

@@ -14,7 +14,7 @@ from distill.__main__ import main as distil
 from distill.__main__ import parser
 from distill.augment import main
 from distill.command.examples import load_examples
-from distill.tasks.augmentation import Augmentation, Neighbours, Word, read_neighbours
+from distill.tasks.augmentation import Augmentation, Neighbors, Word, read_neighbors
 from distill.tasks.readers.tables import read_rows
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
@@ -132,26 +132,26 @@ def test_sentences_that_are_too_long_keep_their_end(augmentation: Callable[..., 
     assert [word.start for word in words] == [4 * number for number in range(18)]
 
 
-def test_neighbours(tmp_path: Path, augmentation: Callable[..., Augmentation]) -> None:
+def test_neighbors(tmp_path: Path, augmentation: Callable[..., Augmentation]) -> None:
     rng = np.random.default_rng(0)
     names = ["unkind", "mean", "cruel", "nice", "far"]
     vectors = {name: rng.normal(size=5) for name in names}
     file = tmp_path / "vectors.txt"
     file.write_text("".join(f"{name} {' '.join(map(str, vector))}\n" for name, vector in vectors.items()) + ". 1 2\n")
-    neighbours = read_neighbours(file)
+    neighbors = read_neighbors(file)
     cosine = {
         name: float(vectors["unkind"] @ vector / np.linalg.norm(vectors["unkind"]) / np.linalg.norm(vector))
         for name, vector in vectors.items()
     }
     expected = sorted(names[1:], key=lambda name: -cosine[name])
-    assert list(neighbours.nearest("unkind", 3)) == expected[:3]
-    assert list(neighbours.nearest("Unkind", 9)) == [name.capitalize() for name in expected]
-    assert neighbours.nearest("unknown", 3) == ()
-    words = augmentation(neighbours=neighbours, candidates=2).words(TEXTS)[1]
+    assert list(neighbors.nearest("unkind", 3)) == expected[:3]
+    assert list(neighbors.nearest("Unkind", 9)) == [name.capitalize() for name in expected]
+    assert neighbors.nearest("unknown", 3) == ()
+    words = augmentation(neighbors=neighbors, candidates=2).words(TEXTS)[1]
     (unkind,) = (word for word in words if TEXTS[1][word.start : word.end] == "unkind")
     assert list(unkind.candidates) == expected[:2]
     # A word of one piece is masked, whatever the vectors say.
-    assert augmentation(neighbours=Neighbours({"dog": np.ones(2), "cat": np.ones(2)}), candidates=1).words(["dog"])[0][
+    assert augmentation(neighbors=Neighbors({"dog": np.ones(2), "cat": np.ones(2)}), candidates=1).words(["dog"])[0][
         0
     ].candidates == tuple(reference(augmentation().model, "dog", "dog", 1))
 
@@ -170,7 +170,7 @@ def test_malformed_vectors(tmp_path: Path, content: str, reason: str) -> None:
     file = tmp_path / "vectors.txt"
     file.write_text(content)
     with pytest.raises(TaskError, match=reason):
-        read_neighbours(file)
+        read_neighbors(file)
 
 
 def options(folder: Path, out: Path, *more: str) -> list[str]:
@@ -220,8 +220,8 @@ def test_rows_of_a_task_and_their_use(folder: Path, tmp_path: Path) -> None:
         (["--probability", "1.5"], "--probability: must be between 0 and 1, not 1.5"),
         (["--candidates", "0"], "--candidates: must be at least 1"),
         (["--out", "rows.csv"], "--out rows.csv: the name must end in .tsv"),
-        (["--task", "sst2"], "give the rows by one of --task NAME or --train FILE"),
-        (["--dev-out", "dev.tsv"], "--dev-out: only for a --task; leave it out"),
+        (["--task", "sst2"], "name the rows by one of --task NAME or --train FILE"),
+        (["--dev-out", "dev.tsv"], "--dev-out needs a --task"),
         (["--text", "nothing"], "no column 'nothing'"),
         (["--vectors", "nowhere.txt"], "nowhere.txt: No such file"),
         (["--model", "CLASSIFIER"], "has no trained head for this task, to predict masked words: choose a pre-trained"),

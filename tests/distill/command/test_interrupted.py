@@ -51,7 +51,7 @@ def test_interrupted_and_resumed_is_the_same_run(
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "update", stop)
         assert main(command(*flags, **CHAIN)) == 130
-    assert capsys.readouterr().err == "distill: interrupted; add --resume to go on\n"
+    assert capsys.readouterr().err == "distill: interrupted; add --resume to continue\n"
     reset_accelerate()
     found = distil(*flags, "--resume", **CHAIN)
     assert found["models"] == expected["models"]

@@ -36,7 +36,7 @@ class Case:
     def given(self) -> tuple[Outputs, Outputs, Batch]:
         return self.student, self.teacher, self.batch
 
-    def unlabelled(self) -> "Case":
+    def unlabeled(self) -> "Case":
         return replace(self, batch={name: tensor for name, tensor in self.batch.items() if name != "labels"})
 
 
@@ -91,8 +91,8 @@ def case(
     elif kind == QUESTION_ANSWERING:
         labels = torch.stack([draw(length, 2) for length in lengths])
     elif kind in (TOKEN_CLASSIFICATION, MASKED_LM):
-        unlabelled = (mask_BT == 0) | (torch.rand(rows, tokens, generator=generator) < 0.4)
-        labels = F.pad(draw(classes, rows, tokens).masked_fill(unlabelled, IGNORED), (0, extra), value=IGNORED)
+        unlabeled = (mask_BT == 0) | (torch.rand(rows, tokens, generator=generator) < 0.4)
+        labels = F.pad(draw(classes, rows, tokens).masked_fill(unlabeled, IGNORED), (0, extra), value=IGNORED)
     batch = {
         "input_ids": F.pad(draw(50, rows, tokens), (0, extra)),
         "attention_mask": F.pad(mask_BT, (0, extra)),

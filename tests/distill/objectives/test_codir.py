@@ -75,7 +75,7 @@ def test_shares_and_weights_of_zero() -> None:
     given = case(**SHAPE)
     alone = made(given, beta=1.0).eval()
     assert [term.name for term in alone.terms] == ["soft", "contrastive"]
-    assert seeded(alone, given.unlabelled()) > 0
+    assert seeded(alone, given.unlabeled()) > 0
     plain = made(given, contrastive=0.0)
     assert plain.needs == plain.teacher_needs == {LOGITS}
     assert not plain.projections

@@ -36,7 +36,7 @@ def test_kd(kind: str, lengths: tuple[int, ...], classes: int, alpha: float, tem
 
 @pytest.mark.parametrize("kind", [TOKEN_CLASSIFICATION, MASKED_LM])
 def test_text_without_labels(kind: str) -> None:
-    given = case(kind).unlabelled()
+    given = case(kind).unlabeled()
     objective = kd(*given.configs, alpha=1.0)
     assert objective(*given.given).item() == exactly(soft(given, "soft_kl", 2.0))
 

@@ -175,5 +175,5 @@ def test_scores_that_the_attention_keeps(layers: tuple[int, ...]) -> None:
 
 
 def test_relations_of_two_layers() -> None:
-    with pytest.raises(ValueError, match=r"of one layer at a time, not of 1 and 2"):
+    with pytest.raises(ValueError, match="only one layer's relations can be collected, not those of layers 1 and 2"):
         run(bert(), batch(), of_layers(RELATIONS, [1]) | {RELATIONS})

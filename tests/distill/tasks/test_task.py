@@ -95,8 +95,8 @@ def test_what_is_held_out() -> None:
     train, search = hold_out(many)
     assert (len(train), len(search)) == (50_000 - HELD_OUT, HELD_OUT)
     assert hold_out(many, seed=1)[1] != search
-    for share, count in ((0.01, 500), (0.1, 5_000), (0.000001, 1)):
-        train, search = hold_out(many, share=share)
+    for fraction, count in ((0.01, 500), (0.1, 5_000), (0.000001, 1)):
+        train, search = hold_out(many, fraction=fraction)
         assert (len(train), len(search)) == (50_000 - count, count)
     two = QuestionSplit(("1", "2", "3"), ("a?", "b?", "c?"), ("x", "x", "y"), ((), (), ()))
     train_, search_ = hold_out(two)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from distill.objectives import Objective, Term, efficientbert, hard_labels
 from distill.objectives.outputs import LOGITS, Outputs
 from distill.training.checkpoint import Checkpoint, CheckpointError
-from distill.training.evaluation import predict
+from distill.training.evaluation import batch_logits
 from distill.training.loop import Diverged, make_accelerator, train
 from distill.training.recipe import MixedPrecision, Recipe
 from distill.training.teacher_outputs import LiveTeacher
@@ -34,6 +34,10 @@ def tiny(**changes: object) -> torch.nn.Module:
     return bert(labels=2, num_hidden_layers=1, **changes)
 
 
+def predict(model: nn.Module, batches: list[dict[str, Tensor]], accelerator: Accelerator) -> Tensor:
+    return torch.cat(batch_logits(model, batches, accelerator=accelerator))
+
+
 def test_learns(accelerator: Accelerator) -> None:
     model = tiny()
     recipe = Recipe(steps=150, learning_rate=5e-3)
@@ -48,7 +52,7 @@ def test_learns(accelerator: Accelerator) -> None:
     )
     assert calls == list(enumerate(losses, start=1))
     fresh = [task(seed) for seed in range(1000, 1010)]
-    correct = predict(model, fresh, accelerator=accelerator).argmax(dim=1) == torch.cat([b["labels"] for b in fresh])
+    correct = predict(model, fresh, accelerator).argmax(dim=1) == torch.cat([b["labels"] for b in fresh])
     assert correct.float().mean() > 0.95
 
 
@@ -89,7 +93,7 @@ def test_a_weight_that_is_no_number(accelerator: Accelerator) -> None:
     with pytest.raises(Diverged, match="the loss is nan at step 1"):
         train(model, [task(0)], hard_labels(), Recipe(steps=1), accelerator=accelerator)
     with pytest.raises(Diverged, match="logits are not finite"):
-        predict(model, [task(0)], accelerator=accelerator)
+        predict(model, [task(0)], accelerator)
 
 
 def test_a_learning_rate_out_of_reason(accelerator: Accelerator) -> None:
@@ -148,7 +152,7 @@ def test_freezing_the_word_embedding(accelerator: Accelerator, frozen: bool) -> 
 
 def test_predict(accelerator: Accelerator) -> None:
     model, batches = tiny().train(), [task(0), batch(3, 4, labels=2)]
-    logits = predict(model, batches, accelerator=accelerator)
+    logits = predict(model, batches, accelerator)
     assert model.training
     model.eval()
     with torch.no_grad():
@@ -160,12 +164,12 @@ def test_predict(accelerator: Accelerator) -> None:
 @pytest.mark.parametrize("mixed_precision", get_args(MixedPrecision))
 def test_precisions(mixed_precision: MixedPrecision, accelerator: Accelerator) -> None:
     """In the chosen precision training works, and what is computed is in float32, or near it."""
-    full = predict(tiny(), [task(0)], accelerator=accelerator)
+    full = predict(tiny(), [task(0)], accelerator)
     reset_accelerate()
     chosen = make_accelerator("cpu", mixed_precision)
     assert chosen.device.type == "cpu"
     assert chosen.mixed_precision in (("no", "bf16") if mixed_precision == "auto" else (mixed_precision,))
-    predicted = predict(tiny(), [task(0)], accelerator=chosen)
+    predicted = predict(tiny(), [task(0)], chosen)
     torch.testing.assert_close(predicted, full, rtol=0.1, atol=0.1)
     assert torch.equal(predicted, full) == (chosen.mixed_precision == "no")
     losses = train(tiny(), map(task, range(3)), hard_labels(), Recipe(steps=3), accelerator=chosen)

@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
-from distill.tasks.encoding import collate, eval_batches
 from distill.tasks.metrics import standard_error
-from distill.training.evaluation import measure
 from distill.training.loop import Diverged
 from distill.training.teacher_outputs import SavedTeacher
 from nas.evaluation.trained import TrainedEvaluator
@@ -21,9 +18,7 @@ from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.workers.runner import evaluator_of
 from search_spaces import Architecture
-from tests.accelerate_state import reset_accelerate
 from tests.nas.tiny_study import TinyStudy
-from tests.tiny import inputs
 
 
 def half(workspace: Workspace) -> Architecture:
@@ -79,25 +74,6 @@ def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(tiny_study: T
     assert (
         shared.saved_outputs_of(replace(plan, recipe=replace(plan.recipe, steps=plan.recipe.steps + 1)), seed) is None
     )
-
-
-def test_measure_counts_every_row_once(workspace: Workspace) -> None:
-    shared = TrainedEvaluator(workspace, "cpu")
-    reset_accelerate()
-    accelerator = Accelerator(cpu=True, mixed_precision="no")
-    rows = shared.search_rows
-    assert rows.labels is not None
-    model = shared.student(half(workspace)).eval()
-    right = torch.zeros(len(rows), dtype=torch.bool)
-    for chosen in eval_batches(rows, 7):
-        batch = collate(rows, chosen, 0)
-        with torch.inference_mode():
-            right[torch.from_numpy(chosen)] = model(**inputs(batch)).logits.argmax(-1) == batch["labels"]
-    score = measure(model, rows, accelerator=accelerator, pad_id=0)
-    assert score == pytest.approx(right.double().mean().item())
-    for first in (1, 20, len(rows), 10_000):
-        part = measure(model, rows, accelerator=accelerator, pad_id=0, first=first)
-        assert part == pytest.approx(right[:first].double().mean().item())
 
 
 def test_broken_weights_are_no_score(workspace: Workspace, tmp_path: Path) -> None:

@@ -92,11 +92,11 @@ def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path) -> None:
         (["--experts", "0"], "experts.count: must be from 1 to 64, not 0"),
         (["--experts", "4", "--top-k", "5"], "experts.top_k: must be at most experts.count, which is 4, not 5"),
         (["--experts", "4", "--routing", "sentence_gate", "--capacity", "5/4"], "experts.capacity"),
-        (["--experts", "4", "--task", "word_order"], "--train: --task word_order has its own rows; leave out one of"),
+        (["--experts", "4", "--task", "word_order"], "--train cannot be combined with --task word_order: leave one of"),
         (["--experts", "4", "--steps", "-1"], "--steps: must be at least 0"),
         (["--experts", "4", "--max-length", "2"], "--max-length: must be at least 8, not 2"),
         (["--experts", "4", "--importance-batches", "0"], "--importance-batches: must be at least 1, not 0"),
-        (["--experts", "4", "--steps", "2", "--epochs", "2"], "--epochs says how long the training is in place of --s"),
+        (["--experts", "4", "--steps", "2", "--epochs", "2"], "--epochs cannot be combined with --steps: leave one of"),
         (["--experts", "4", "--epochs", "0"], "--epochs: must be above 0 and at most 10,000, not 0.0"),
         (["--experts", "4", "--epochs", "nan"], "--epochs: must be above 0 and at most 10,000, not nan"),
         (
@@ -162,7 +162,7 @@ def test_tasks_that_do_not_fit_are_refused(fixtures: Path, tmp_path: Path, capsy
         ),
         (["--task", "sst2", "--data", str(tmp_path / "none")], "sst2"),
         (["--task", "wordorder"], "unknown task 'wordorder'; did you mean 'word_order'"),
-        (["--data", str(tmp_path), *files], "--data: only a --task has a folder"),
+        (["--data", str(tmp_path), *files], "--data is the folder of the files of a --task"),
         (["--task", "word_order", "--text", "words"], "--text describes the rows of --train FILE; add --train"),
         (["--task", "word_order", "--regression"], "--regression describes the rows of --train FILE; add --train"),
     ):
