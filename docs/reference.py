@@ -12,24 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from nas.__main__ import COMMANDS
 from nas.config.schema import StudyConfig
 
-# Module with the parser -> how the command is called.
-COMMANDS = {
-    "nas.__main__": "python -m nas",
-    "nas.search.options": "python -m nas.search",
-    "nas.inspect": "python -m nas.inspect",
-    "nas.pick": "python -m nas.pick",
-    "nas.report.command": "python -m nas.report",
-    "nas.compare": "python -m nas.compare",
-    "nas.export.command": "python -m nas.export",
-    "nas.final.command": "python train_final.py",
-    "distill.__main__": "python -m distill",
-    "distill.augment": "python -m distill.augment",
-    "supernet.student": "python -m supernet.student",
-    "supernet.prune": "python -m supernet.prune",
-    "supernet.experts.command": "python -m supernet.experts",
-}
 COLUMNS = 100
 
 
@@ -37,7 +22,7 @@ def commands() -> str:
     """The help of every command, as Markdown."""
     os.environ["COLUMNS"] = str(COLUMNS)
     parts = []
-    for module, command in COMMANDS.items():
+    for command, module in COMMANDS.items():
         parser: Callable[[], ArgumentParser] = import_module(module).parser
         text = parser().format_help().rstrip()
         usage = re.sub(r"^usage: \S+", f"usage: {command}", text)

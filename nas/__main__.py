@@ -17,17 +17,21 @@ from foundation.files import cache_folder
 ROOT = Path(__file__).resolve().parents[1]
 # An installed wheel has no script.
 FINAL = "python train_final.py" if (ROOT / "train_final.py").exists() else "python -m nas.final"
-# The modules of the commands outside `nas`, and of those whose module has another name than the command.
+# Every command with its module.
 COMMANDS = {
-    "python -m nas.search": "nas/search/command.py",
-    "python -m nas.report": "nas/report/command.py",
-    "python -m nas.export": "nas/export/command.py",
-    FINAL: "nas/final/command.py",
-    "python -m distill": "distill/__main__.py",
-    "python -m distill.augment": "distill/augment.py",
-    "python -m supernet.student": "supernet/student.py",
-    "python -m supernet.prune": "supernet/prune.py",
-    "python -m supernet.experts": "supernet/experts/command.py",
+    "python -m nas": "nas.__main__",
+    "python -m nas.search": "nas.search.command",
+    "python -m nas.inspect": "nas.inspect",
+    "python -m nas.pick": "nas.pick",
+    "python -m nas.report": "nas.report.command",
+    "python -m nas.compare": "nas.compare",
+    "python -m nas.export": "nas.export.command",
+    FINAL: "nas.final.command",
+    "python -m distill": "distill.__main__",
+    "python -m distill.augment": "distill.augment",
+    "python -m supernet.student": "supernet.student",
+    "python -m supernet.prune": "supernet.prune",
+    "python -m supernet.experts": "supernet.experts.command",
 }
 
 
@@ -82,14 +86,11 @@ def show(out: Path) -> int:
 
 
 def commands() -> dict[str, str]:
-    """The commands with the first line of their modules' docstrings; those of `nas` are its modules with a `main`."""
-    modules = {f"python -m nas.{file.stem}": file for file in sorted(ROOT.glob("nas/[a-z]*.py"))}
-    modules |= {command: ROOT / file for command, file in COMMANDS.items()}
+    """The commands with the first line of their modules' docstrings; the modules are not imported."""
     result = {}
-    for command, file in modules.items():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            result[command] = (ast.get_docstring(tree) or "").partition("\n")[0].rstrip(".").replace("`", "")
+    for command, module in COMMANDS.items():
+        source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+        result[command] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].rstrip(".").replace("`", "")
     return result
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from distill.cli import DONE, Parser, add_device_option, interruptible
+from distill.cli import DONE, Parser, add_device_option, at_least, interruptible
 
 if TYPE_CHECKING:
     from distill.table import Table
@@ -44,12 +44,14 @@ def parser() -> Parser:
     result.add_argument("--storage", metavar="URL", help="Optuna storage URL of the studies (default: their study.db)")
     result.add_argument(
         "--tokens",
-        type=int,
+        type=at_least(1),
         help="sequence length for which MACs are counted (default: 128, or the shortest base's positions)",
     )
-    result.add_argument("--labels", type=int, default=3, help="classes of the classifier (default: %(default)s)")
     result.add_argument(
-        "--rows", type=int, metavar="N", help="score checkpoints on the first N dev rows (default: on all)"
+        "--labels", type=at_least(1), default=3, help="classes of the classifier (default: %(default)s)"
+    )
+    result.add_argument(
+        "--rows", type=at_least(1), metavar="N", help="score checkpoints on the first N dev rows (default: on all)"
     )
     add_device_option(result)
     result.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -75,10 +77,6 @@ def command(options: argparse.Namespace) -> int:
 
     if len(options.items) < 2:
         raise CompareError("give at least two things to compare; nas.inspect shows a single one")
-    for name in ("tokens", "labels", "rows"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise CompareError(f"--{name}: must be at least 1, not {value}")
     items = loaded(options)
     shortest = min(items, key=lambda item: item.architecture.base.positions)
     limit = shortest.architecture.base.positions

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from distill.cli import Parser
+from distill.cli import Parser, at_least
 from distill.table import Column, Table, count
 from foundation.errors import UserError
 from foundation.extensions import load_extensions
@@ -86,7 +86,9 @@ def parser() -> Parser:
     result.add_argument(
         "--tokens", type=int, default=128, help="sequence length for which MACs are counted (default: %(default)s)"
     )
-    result.add_argument("--labels", type=int, default=3, help="classes of the classifier (default: %(default)s)")
+    result.add_argument(
+        "--labels", type=at_least(1), default=3, help="classes of the classifier (default: %(default)s)"
+    )
     result.add_argument(
         "--head", metavar="TYPE", help="the task type, such as token_classification (default: classification)"
     )
@@ -118,8 +120,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     positions = architecture.base.positions
     if not 1 <= options.tokens <= positions:
         its_parser.error(f"--tokens: must be from 1 to the base's {positions} positions, not {options.tokens}")
-    if options.labels < 1:
-        its_parser.error(f"--labels: must be at least 1, not {options.labels}")
     if options.json:
         print(json.dumps(shown.describe(architecture, options.tokens, options.labels, head), indent=2))
     elif options.latex:

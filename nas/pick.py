@@ -26,17 +26,15 @@ def parser() -> Parser:
     result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
     result.add_argument("--stage", choices=STAGES, help="stage to choose from (default: the last one with a score)")
     result.add_argument("--trial", type=int, metavar="N", help="the trial of this number")
-    replaces = "(in place of the search's budget)"
     result.add_argument(
-        "--max-params", metavar="8M", help=f"the trial with the best score within so many parameters {replaces}"
+        "--max-params",
+        metavar="8M",
+        help="the best trial with at most this many parameters; trials beyond the search's own budget count too",
     )
     result.add_argument("--max-macs", metavar="1G", help="the same for MACs")
     result.add_argument("--max-latency", metavar="12ms", help="the same for the latency")
-    result.add_argument(
-        "--keep",
-        metavar="99%",
-        help="the cheapest trial that keeps this fraction of the teacher's score",
-    )
+    keep = "the cheapest trial that keeps this fraction of the teacher's score"
+    result.add_argument("--keep", metavar="99%", help=keep)
     result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
     result.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: picked.json in STUDY)")
     result.add_argument("--json", action="store_true", help="print JSON instead of text")

@@ -6,13 +6,8 @@ from typing import Any
 
 from distill.training.evaluation import evaluate_logits, split_batches
 from distill.training.measure import EvalSet, scores
-from distill.training.progress import ProgressCallback
 from foundation.files import scratch_folder
-from nas.config.schema import StudyConfig
 from nas.export.onnx import OnnxModel, quiet
-from nas.preparation.context import preparation_context
-from nas.preparation.data import TaskFolders
-from nas.preparation.teacher import prepare_data
 
 
 def quantize(source: Path, target: Path) -> None:
@@ -30,17 +25,6 @@ def quantize(source: Path, target: Path) -> None:
         # Folds constants and infers shapes, so that the weights of experts are recognized as such, too.
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
         quantize_dynamic(prepared, target, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
-
-
-def dev_set(config: StudyConfig, on_progress: ProgressCallback) -> EvalSet:
-    """The dev split of a checkpoint's task, read and encoded, or found in the cache.
-
-    Raises:
-        UserError: the rows cannot be read.
-    """
-    context = preparation_context(config, "cpu", on_progress)
-    folders = TaskFolders(prepare_data(context), Path())
-    return EvalSet(folders.task, folders.split("dev"), folders.rows("dev"), context.tokenizer.pad_token_id)
 
 
 def scores_of_forms(dev: EvalSet, models: Mapping[str, OnnxModel], reference: str) -> dict[str, dict[str, Any]]:

@@ -22,11 +22,13 @@ from distill.training.teacher import TeacherError, load_config, set_head
 from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
 from nas.export.card import Card
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint
-from nas.export.int8 import dev_set, quantize, scores_of_forms
+from nas.export.int8 import quantize, scores_of_forms
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
 from nas.export.onnx import OnnxModel, check_installed, export_onnx, verify
 from nas.export.ordinary import ordinary_form
 from nas.latency.table import device_name
+from nas.preparation.context import preparation_context
+from nas.preparation.teacher import dev_set
 from nas.preparation.workspace import student_base
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -160,19 +162,20 @@ def scores(
     if checkpoint.config is None:
         progress.result(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
         return {}
-    rows = dev_set(checkpoint.config, progress.update)
-    trained_with = (checkpoint.metrics or {}).get("dev_rows", len(rows.split))
-    if trained_with != len(rows.split):
-        progress.result(f"the dev split has {len(rows.split)} rows here; after the training it had {trained_with}")
+    dev = dev_set(preparation_context(checkpoint.config, "cpu", progress.update))
+    count = len(dev.split)
+    trained_with = (checkpoint.metrics or {}).get("dev_rows", count)
+    if trained_with != count:
+        progress.result(f"the dev split has {count} rows here; after the training it had {trained_with}")
     progress.update("scores", None)
-    by_file = scores_of_forms(rows, models, ONNX_FILE)
+    by_file = scores_of_forms(dev, models, ONNX_FILE)
     progress.finish()
     for name, of_metrics in by_file.items():
         for metric, row in of_metrics.items():
             line = f"{name}: {metric} {with_error((row['value'], row['standard_error']))}"
             if pair := row.get("difference"):
                 line += f", {difference((pair['value'], pair['standard_error']))} against float32 (paired)"
-            progress.result(f"{line}; {len(rows.split)} dev rows")
+            progress.result(f"{line}; {count} dev rows")
     return by_file
 
 

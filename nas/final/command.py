@@ -29,13 +29,13 @@ def parser() -> Parser:
     """The command line's options."""
     result = Parser("train_final.py", description=__doc__)
     add = result.add_argument
-    architecture = "architecture.json of a study, a file of that format, or the name of a published one"
-    add("architecture", nargs="?", help=architecture)
-    out = "folder of the checkpoint (default: the folder final beside the architecture)"
+    architecture = "a study's architecture.json, any other file in that format, or the name of a published architecture"
+    add("architecture", metavar="ARCH", nargs="?", help=architecture)
+    out = "folder for the checkpoint (default: a folder named final next to ARCH)"
     add("--out", type=Path, metavar="DIR", help=out)
-    transfer = "apply its layers to the configuration's base, which may be deeper"
+    transfer = "use ARCH's layers on the base of the preset, which may have a multiple of ARCH's layers"
     add("--transfer", action="store_true", help=transfer)
-    preset = "a preset or a .toml file; '?' lists the presets (default: config.toml beside ARCH, else demo)"
+    preset = "a preset or a .toml file; '?' lists the presets (default: the config.toml next to ARCH, or else demo)"
     add("--preset", action=listing(described_presets), metavar="NAME", help=preset)
     group = result.add_argument_group("in place of the preset's")
     group.add_argument("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from distill.training.checkpoint import Checkpoint
 from distill.training.evaluation import evaluate
+from distill.training.measure import EvalSet
 from distill.training.teacher import finetune
 from foundation.files import save_pretrained
 from nas.preparation import data
@@ -54,6 +55,16 @@ def prepare_data(context: PreparationContext) -> Path:
     """
     data_entry(context).create(context)
     return context.data
+
+
+def dev_set(context: PreparationContext) -> EvalSet:
+    """The dev split of the context's task, read and encoded, or found in the cache.
+
+    Raises:
+        ConfigError: the examples cannot be read or encoded.
+    """
+    folders = TaskFolders(prepare_data(context), context.teacher)
+    return EvalSet(folders.task, folders.split("dev"), folders.rows("dev"), context.tokenizer.pad_token_id)
 
 
 def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Path, state: Path) -> None:

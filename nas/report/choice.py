@@ -11,7 +11,6 @@ from distill.table import Table, plural, with_error
 from nas.config.schema import ConfigError
 from nas.config.values import count
 from nas.latency.limit import parse_latency
-from nas.planning.finalists import front
 from nas.report import architecture
 from nas.report.study import COMPLETE, Candidate, Stage, Study, knee
 from nas.study.attributes import COSTS
@@ -93,7 +92,7 @@ def choose(stage: Stage, options: argparse.Namespace, cost: str) -> tuple[Candid
     """The candidate that the options ask for, and why it was chosen.
 
     Args:
-        cost: the cost that `--keep` minimises.
+        cost: the cost that `--keep` minimizes.
 
     Raises:
         ConfigError: no candidate is what the options ask for.
@@ -117,8 +116,8 @@ def choose(stage: Stage, options: argparse.Namespace, cost: str) -> tuple[Candid
     if limits:
         return best, f"the best of {len(candidates)} within the limits"
     if len(stage.goals) > 1:
-        on_front = front([candidate.trial for candidate in candidates])
-        return stage.candidates[knee(on_front).number], f"the knee of a front of {len(on_front)} trials"
+        points = stage.front(stage.goals[1])
+        return knee(points).candidate, f"the knee of a front of {len(points)} trials"
     if stage.best is not None and stage.leader is not None:
         return stage.leader, "the winner"
     return best, f"the best of {len(candidates)} so far"
@@ -130,21 +129,22 @@ def limits_of(options: argparse.Namespace) -> dict[str, float]:
     Raises:
         ConfigError: a limit cannot be read.
     """
-    limits: dict[str, float] = {}
-    name = "params"
-    try:
-        for name in ("params", "macs"):
-            if (text := getattr(options, f"max_{name}")) is not None:
-                limits[name] = count(text)
-        if options.max_latency is not None:
-            name = "latency"
-            limit = parse_latency(options.max_latency)
-            if limit.relative:
-                raise ValueError("give a time such as '12ms'; a part of the teacher's latency is for searches")
-            limits[name] = float(limit.value)
-    except ValueError as error:
-        raise ConfigError(f"--max-{name}: {error}") from None
+    limits = {}
+    for name, read in {"params": count, "macs": count, "latency": _microseconds}.items():
+        text = getattr(options, f"max_{name}")
+        try:
+            if text is not None:
+                limits[name] = read(text)
+        except ValueError as error:
+            raise ConfigError(f"--max-{name}: {error}") from None
     return limits
+
+
+def _microseconds(text: str) -> float:
+    limit = parse_latency(text)
+    if limit.relative:
+        raise ValueError("give a time such as '12ms'; a part of the teacher's latency is for searches")
+    return float(limit.value)
 
 
 def facts_of(study: Study, stage: Stage, candidate: Candidate) -> dict[str, Any]:

@@ -23,21 +23,16 @@ class ReportError(UserError):
 def parser() -> Parser:
     """The command line's options."""
     result = Parser("nas.report", description=__doc__)
-    result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
-    result.add_argument("--storage", metavar="URL", help="Optuna storage URL (default: study.db in the study's folder)")
-    result.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="page to write; its figures go into a folder of the same name (default: report.html in STUDY)",
+    add = result.add_argument
+    add("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
+    add("--storage", metavar="URL", help="Optuna storage URL (default: study.db in the study's folder)")
+    out = "page to write; its figures go into a folder of the same name (default: report.html in STUDY)"
+    add("--out", type=Path, metavar="FILE", help=out)
+    checkpoint = (
+        "a checkpoint of train_final.py, whose scores and losses are shown, and its attention and FFN outputs beside "
+        "the teacher's (default: STUDY/final if it is there)"
     )
-    result.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="DIR",
-        help="a checkpoint of train_final.py, whose scores and losses are shown, and its attention and FFN outputs "
-        "beside the teacher's (default: STUDY/final if it is there)",
-    )
+    add("--checkpoint", type=Path, metavar="DIR", help=checkpoint)
     return result
 
 
@@ -67,15 +62,14 @@ def command(options: argparse.Namespace) -> int:
     pictures = out.with_suffix("")
     if pictures == out:
         raise ReportError(
-            f"--out: {out} has no ending such as .html, and the folder of its figures would have its name"
+            f"--out: give {out} an ending such as .html; the figures go into a folder of the same name without it"
         )
     study = read(Folder(options.study), options.storage)
     checkpoint = options.checkpoint or options.study / "final"
-    # Beside the checkpoints for several tasks there is a metrics.json of another form, and no configuration.
-    is_checkpoint = all((checkpoint / name).exists() for name in ("config.toml", "metrics.json"))
-    if options.checkpoint is not None and not is_checkpoint:
-        raise ReportError(f"--checkpoint: {checkpoint} is not a checkpoint of train_final.py with its metrics.json")
-    final = read_json(checkpoint / "metrics.json") if is_checkpoint else None
+    reason = reason_against(checkpoint)
+    if options.checkpoint is not None and reason:
+        raise ReportError(f"--checkpoint: {reason}")
+    final = None if reason else read_json(checkpoint / "metrics.json")
     lead = verdict.of_study(study)
     with styled():
         parts = [
@@ -95,4 +89,18 @@ def command(options: argparse.Namespace) -> int:
         except OSError as error:
             raise ReportError(f"--out: {error.filename or out}: {error.strerror}") from None
     print(f"{lead}\nwrote {out} ({len(page) / 1e6:.1f} MB) and {page.count('<figure ')} figures in {pictures}")
+    if reason and checkpoint.exists():
+        print(f"without the final training: {reason}")
     return DONE
+
+
+def reason_against(checkpoint: Path) -> str:
+    """Why a folder is not a finished checkpoint of the final training; empty if it is one."""
+    # Next to the checkpoints for several tasks there is a metrics.json in another form, but no configuration.
+    missing = [name for name in ("config.toml", "metrics.json") if not (checkpoint / name).exists()]
+    if not missing:
+        return ""
+    tasks = sorted(file.parent.name for file in checkpoint.glob("*/metrics.json"))
+    if tasks:
+        return f"{checkpoint} has a checkpoint for each task; show one with --checkpoint {checkpoint / tasks[0]}"
+    return f"{checkpoint} is not a finished checkpoint of train_final.py: it has no {missing[0]}"

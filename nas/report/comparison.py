@@ -69,7 +69,10 @@ def item_of(text: str) -> Item:
     if not folder.config.exists():
         raise CompareError(f"{path} is neither a study's folder nor a checkpoint: it has no config.toml")
     if not folder.architecture.exists():
-        raise CompareError(f"{path} has no architecture.json: no stage has ended; nas.pick writes that of a trial")
+        raise CompareError(
+            f"{path} has no architecture.json, because none of its stages has ended; to compare one of its trials, "
+            f"write its architecture to a file with: python -m nas.pick {path} --trial N"
+        )
     return Item(text, Architecture.load(folder.architecture), load_config(str(folder.config)), study=path)
 
 
@@ -106,15 +109,13 @@ def check_tasks(items: Sequence[Item]) -> None:
     """Raise CompareError if two items are of different tasks, or two studies of different data; the rows of checkpoints
     themselves are compared (`scored_checkpoints`).
     """
-    studies = [item for item in items if item.study is not None]
-    checkpoints = [item for item in items if item.checkpoint is not None]
-    for item in [*studies, *checkpoints][1:]:
-        first = [*studies, *checkpoints][0]
-        for what, one, other in zip(ORIGIN, _origin(first), _origin(item), strict=True):
-            if one != other and (what == "task" or item.study is not None):
+    scored = [item for item in items if item.study] + [item for item in items if item.checkpoint]
+    for item in scored[1:]:
+        for what, one, other in zip(ORIGIN, _origin(scored[0]), _origin(item), strict=True):
+            if one != other and (what == "task" or item.study):
                 raise CompareError(
-                    f"{item.name} and {first.name} cannot be compared on the same rows: the {what} is {other!r} and "
-                    f"{one!r}; to see layers and costs alone, give their architecture.json files"
+                    f"{item.name} and {scored[0].name} cannot be compared on the same rows: the {what} is {other!r} "
+                    f"and {one!r}; to see layers and costs alone, give their architecture.json files"
                 )
 
 
@@ -158,49 +159,37 @@ def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) ->
         CompareError: the dev splits of the checkpoints differ.
         distill.training.teacher.TeacherError: a checkpoint cannot be loaded.
     """
-    checkpoints = [item for item in items if item.checkpoint is not None]
-    if len(checkpoints) < 2:
+    if sum(item.checkpoint is not None for item in items) < 2:
         return list(items)
     from transformers.utils import logging
 
     from distill.training.evaluation import evaluate_rows
     from distill.training.teacher import load_model
     from nas.preparation.context import preparation_context
-    from nas.preparation.data import stored_task
-    from nas.preparation.teacher import prepare_data
+    from nas.preparation.teacher import dev_set
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     splits: dict[str, Any] = {}
-    rows: dict[int, np.ndarray] = {}
-    for item in checkpoints:
-        assert item.config is not None and item.checkpoint is not None
+    result = []
+    for item in items:
+        if item.checkpoint is None:
+            result.append(item)
+            continue
         # All in the same precision, whatever their configurations say.
         config = load_config(str(item.checkpoint / "config.toml"), {"mixed_precision": "auto"})
         context = preparation_context(config, device)
-        data = prepare_data(context)
-        task = stored_task(data)
-        encoded, split = _dev(data, task.kind)
-        splits[item.name] = split
-        if split != splits[checkpoints[0].name]:
-            raise CompareError(
-                f"{item.name} and {checkpoints[0].name} cannot be compared: their dev splits have different rows"
-            )
-        model = load_model(str(item.checkpoint), task.labels, task.kind, new_head=False)
+        dev = dev_set(context)
+        for name, split in splits.items():
+            if split != dev.split:
+                raise CompareError(f"{item.name} and {name} cannot be compared: their dev splits have different rows")
+        splits[item.name] = dev.split
+        model = load_model(str(item.checkpoint), dev.task.labels, dev.task.kind, new_head=False)
         contributions = evaluate_rows(
-            model, encoded, split, task, accelerator=context.accelerator,
-            pad_id=context.tokenizer.pad_token_id, first=first,
-        )  # fmt: skip
-        rows[id(item)] = contributions[task.metrics[0]]
-    return [replace(item, rows={0: rows[id(item)]}) if id(item) in rows else item for item in items]
-
-
-def _dev(data: Path, kind: str) -> tuple[Any, Any]:
-    """The encoded rows of the dev split in a folder of prepared data, and the split."""
-    from distill.tasks.encoding import load_encoded
-    from distill.tasks.task import load_split
-
-    return load_encoded(data / "dev.npz"), load_split(kind, data / "dev.json")
+            model, dev.encoded, dev.split, dev.task, accelerator=context.accelerator, pad_id=dev.pad_id, first=first
+        )
+        result.append(replace(item, rows={0: contributions[dev.task.metrics[0]]}))
+    return result
 
 
 def differences(items: Sequence[Item]) -> tuple[list[Difference], list[str]]:
@@ -217,10 +206,10 @@ def differences(items: Sequence[Item]) -> tuple[list[Difference], list[str]]:
         for item in items
         if not item.rows
     ]
-    for kind in (SEARCH, DEV):
-        known = [item for item in items if item.rows and (item.checkpoint is not None) == (kind == DEV)]
+    for split in (SEARCH, DEV):
+        known = [item for item in items if item.rows and (item.checkpoint is not None) == (split == DEV)]
         for item in known[1:]:
-            difference = _difference(item, known[0], kind)
+            difference = _difference(item, known[0], split)
             if difference is None:
                 notes.append(f"{item.name} and {known[0].name}: no training with the same seed")
             else:
@@ -228,7 +217,7 @@ def differences(items: Sequence[Item]) -> tuple[list[Difference], list[str]]:
     return result, notes
 
 
-def _difference(item: Item, reference: Item, kind: str) -> Difference | None:
+def _difference(item: Item, reference: Item, split: str) -> Difference | None:
     """The difference over the seeds that both have; None without a common seed."""
     from scipy.stats import norm
 
@@ -245,7 +234,7 @@ def _difference(item: Item, reference: Item, kind: str) -> Difference | None:
     sure = lead.standard_error == 0
     p = float(lead.value == 0) if sure else float(2 * norm.sf(abs(lead.value) / lead.standard_error))
     count = lengths.pop()
-    trainings = f", {plural(len(seeds), 'seed')}" if kind == SEARCH else ""
+    trainings = f", {plural(len(seeds), 'seed')}" if split == SEARCH else ""
     return Difference(
         name=item.name,
         score=fmean(metric.of_contributions(rows).value for rows, _ in pairs),
@@ -255,9 +244,9 @@ def _difference(item: Item, reference: Item, kind: str) -> Difference | None:
         interval=(lead.value - NORMAL * lead.standard_error, lead.value + NORMAL * lead.standard_error),
         p=p,
         mcnemar=mcnemar(*pairs[0]) if len(pairs) == 1 else None,
-        seeds=tuple(seeds) if kind == SEARCH else (),
+        seeds=tuple(seeds) if split == SEARCH else (),
         rows=count,
-        on=f"{count:,} rows of the {kind}{trainings}",
+        on=f"{count:,} rows of the {split}{trainings}",
     )
 
 

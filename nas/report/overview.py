@@ -19,35 +19,29 @@ class StageState:
 
     Attributes:
         state: "done", "running" or "interrupted".
-        finished, trials: how many trials have ended, and how many the stage runs; None if the trials cannot be counted.
+        count: how many trials have ended, of how many; empty if the trials cannot be counted.
         best: what the best trial within the budget has, such as "fidelity 0.8833 (trial 2)"; of a stage that is done,
             the confirmed score of its winner.
     """
 
     stage: str
     state: str
-    finished: int | None
-    trials: int
+    count: str
     best: str
-
-    @property
-    def count(self) -> str:
-        """How many trials have ended, of how many."""
-        return "" if self.finished is None else f"{self.finished} of {self.trials}"
 
 
 @dataclass(frozen=True)
 class StudyState:
-    """The stages of a study that have begun, in order, and why they could not be read if so."""
+    """The stages of a study that have begun, in order, and the reason if they could not be read."""
 
     folder: Path
     stages: tuple[StageState, ...]
-    problem: str = ""
+    reason: str = ""
 
     @property
     def state(self) -> str:
         """The state of the study: that of its last stage."""
-        if self.problem:
+        if self.reason:
             return "unreadable"
         return self.stages[-1].state if self.stages else "not begun"
 
@@ -70,7 +64,7 @@ def table(known: Sequence[StudyState]) -> Table:
     rows: list[tuple[str | None, ...]] = []
     for study in known:
         if not study.stages:
-            rows.append((study.folder.name, None, study.state, None, study.problem))
+            rows.append((study.folder.name, None, study.state, None, study.reason))
         for number, stage in enumerate(study.stages):
             name = None if number else study.folder.name
             rows.append((name, stage.stage, stage.state, stage.count, stage.best))
@@ -102,8 +96,9 @@ def state_of(folder: Folder) -> StudyState:
                 best = f"confirmed score {winner['confirmed_mean']:.4f} (trial {winner['trial']})"
         elif running and stage == begun[-1]:
             state = "running"
-        finished = None if study is None else len(ledger.finished(study))
-        if finished is not None and references is not None and stage == STAGES[0]:
-            finished += len(ledger.finished(references))
-        result.append(StageState(stage, state, finished, config.stage(stage).trials, best))
+        count = ""
+        if study is not None:
+            counted = [study, references] if references is not None and stage == STAGES[0] else [study]
+            count = f"{sum(len(ledger.finished(one)) for one in counted)} of {config.stage(stage).trials}"
+        result.append(StageState(stage, state, count, best))
     return StudyState(folder.path, tuple(result))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import optuna
@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
-from nas.planning.finalists import BASELINES, WINNER, WINNER_WITH_BASE_GRAPHS, Valued, front
+from nas.planning.finalists import BASELINES, WINNER, WINNER_WITH_BASE_GRAPHS, front
 from nas.study import attributes as names
 from nas.study import ledger
 from nas.study.attributes import COSTS, TEACHER, attribute, goals_of, metric_of
@@ -25,7 +25,6 @@ COMPLETE, PRUNED, FAILED, UNFINISHED = "complete", "pruned", "failed", "unfinish
 _STATES = {TrialState.COMPLETE: COMPLETE, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
 # The baselines that do not depend on an earlier stage.
 FIXED_BASELINES = BASELINES - {WINNER, WINNER_WITH_BASE_GRAPHS}
-V = TypeVar("V", bound=Valued)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +37,6 @@ class Candidate:
     @property
     def number(self) -> int:
         return self.trial.number
-
-    @property
-    def place(self) -> str:
-        """The stage and the number."""
-        return f"{self.stage}/{self.number}"
 
     @property
     def origin(self) -> str:
@@ -80,9 +74,8 @@ class Candidate:
     @property
     def costs(self) -> dict[str, float]:
         """Those of `COSTS` and the active parameters, as far as they are known; latencies are in microseconds."""
-        return {
-            name: self.trial.user_attrs[name] for name in (*COSTS, "params_active") if name in self.trial.user_attrs
-        }
+        attributes = self.trial.user_attrs
+        return {name: attributes[name] for name in (*COSTS, "params_active") if name in attributes}
 
     @property
     def in_budget(self) -> bool:
@@ -257,25 +250,22 @@ class Study:
         return max(every, key=lambda c: c.score, default=None)
 
 
-def knee(trials: Sequence[V]) -> V:
-    """The trial of a Pareto front that is farthest above the line between the front's ends, scores and costs both
+def knee(points: Sequence[Point]) -> Point:
+    """The point of a Pareto front that is farthest above the line between the front's ends, scores and costs both
     scaled to a range of 1: beyond it, further cost brings less score. The best score, if none is above the line.
 
     Args:
-        trials: of a front, with a score and a cost each; not empty.
+        points: the cheapest first; not empty.
     """
-    by_cost = sorted(trials, key=lambda trial: trial.values[1])
-    cheapest, dearest = by_cost[0], by_cost[-1]
-    scores = dearest.values[0] - cheapest.values[0]
-    costs = dearest.values[1] - cheapest.values[1]
-    if not scores or not costs:
-        return max(trials, key=lambda trial: trial.values[0])
+    (lowest, least), (highest, most) = points[0].values, points[-1].values
+    if lowest == highest or least == most:
+        return max(points, key=lambda point: point.values[0])
 
-    def above(trial: V) -> tuple[float, float]:
-        score, cost = trial.values
-        return (score - cheapest.values[0]) / scores - (cost - cheapest.values[1]) / costs, score
+    def above(point: Point) -> tuple[float, float]:
+        score, cost = point.values
+        return (score - lowest) / (highest - lowest) - (cost - least) / (most - least), score
 
-    return max(trials, key=above)
+    return max(points, key=above)
 
 
 def read(folder: Folder, storage: str | None = None) -> Study:
@@ -293,19 +283,10 @@ def read(folder: Folder, storage: str | None = None) -> Study:
 
     stages = tuple(
         Stage(
-            name,
-            tuple(goals_of(study)),
-            candidates(study, name),
-            study.user_attrs.get(TEACHER),
-            folder.outcome(name),
+            name, tuple(goals_of(study)), candidates(study, name), study.user_attrs.get(TEACHER), folder.outcome(name)
         )
         for name, study in studies.stages.items()
     )
-    return Study(
-        folder.path.resolve().name,
-        folder,
-        config,
-        stages,
-        candidates(studies.references, "reference"),
-        candidates(studies.confirmation, "confirmation"),
-    )
+    references = candidates(studies.references, "reference")
+    confirmations = candidates(studies.confirmation, "confirmation")
+    return Study(folder.path.resolve().name, folder, config, stages, references, confirmations)

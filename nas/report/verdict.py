@@ -1,4 +1,4 @@
-"""Whether searching paid, in a sentence: the winner of a study against its baselines."""
+"""Whether searching paid off, in a sentence: the winner of a study against its baselines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,22 +17,25 @@ def of_study(study: Study) -> str:
     stage = study.last
     if stage.best is None:
         return _so_far(stage)
-    lead = overall_lead(study) if _refines(stage) else None
-    return _sentence(lead or stage.best["winner"].get("lead"), stage.best["winner"]["trial"], f"stage {stage.name}")
+    lead = stage.best["winner"].get("lead")
+    if lead is not None and lead["over"] in (WINNER, WINNER_WITH_BASE_GRAPHS):
+        # The lead is over what an earlier stage found, not over a fixed baseline.
+        lead = overall_lead(study) or lead
+    return _sentence(lead, stage.best["winner"]["trial"], f"stage {stage.name}")
 
 
 def of_stages(study: Study) -> list[str]:
     """One sentence for every stage that has ended."""
+    winners = {stage.name: stage.best["winner"] for stage in study.stages if stage.best is not None}
     return [
-        f"Stage {stage.name}: {_sentence(stage.best['winner'].get('lead'), stage.best['winner']['trial'], 'the stage')}"
-        for stage in study.stages
-        if stage.best is not None
+        f"Stage {name}: {_sentence(winner.get('lead'), winner['trial'], 'the stage')}"
+        for name, winner in winners.items()
     ]
 
 
 def _so_far(stage: Stage) -> str:
     """What is known of a stage that has not ended."""
-    unfinished = f"It is not known yet whether searching pays: stage {stage.name} has not ended"
+    unfinished = f"It is not known yet whether searching paid off: stage {stage.name} has not ended"
     if stage.leader is None:
         return f"{unfinished}, and no candidate within the budget has a score."
     best = next((c for c in stage.within_budget if c in stage.baselines), None)
@@ -41,12 +44,6 @@ def _so_far(stage: Stage) -> str:
         f"{unfinished}. So far its best candidate has a {stage.goals[0]} of {with_error(stage.leader.result)}"
         f"{against}. The best of many noisy scores is partly luck; the confirmation with fresh seeds will tell."
     )
-
-
-def _refines(stage: Stage) -> bool:
-    """Whether the lead of a stage's winner is over what an earlier stage found, and not over a fixed baseline."""
-    lead = stage.best["winner"].get("lead") if stage.best is not None else None
-    return lead is not None and lead["over"] in (WINNER, WINNER_WITH_BASE_GRAPHS)
 
 
 def overall_lead(study: Study) -> dict[str, Any] | None:
@@ -84,21 +81,23 @@ def _sentence(lead: Mapping[str, Any] | None, winner: int, what: str) -> str:
         what: what searched.
     """
     if lead is None:
-        return "Whether searching paid is not known: no baseline was confirmed on rows that were recorded."
+        return "It is not known whether searching paid off: no baseline was confirmed on rows that were recorded."
     over = shown(lead["over"])
     if lead["over_trial"] == winner:
         return (
-            f"Searching did not pay: the winner of {what} is a baseline itself, {over}, and nothing that was found was "
-            "confirmed to be better."
+            f"Searching did not pay off: the winner of {what} is itself a baseline, {over}; nothing that the search "
+            "found was confirmed to be better."
         )
     value, error = lead["value"], lead["standard_error"]
     seeds = plural(len(lead["seeds"]), "seed")
     numbers = f"{difference((value, error))} over {over}, the best baseline (paired on the same rows, {seeds})"
     if abs(value) <= CLEAR * error:
-        return f"No evidence that searching paid: the winner of {what} has {numbers}, within two standard errors of 0."
+        return (
+            f"No evidence that searching paid off: the winner of {what} has {numbers}, within two standard errors of 0."
+        )
     if value < 0:
-        return f"Searching did not pay: the winner of {what} has {numbers}."
+        return f"Searching did not pay off: the winner of {what} has {numbers}."
     return (
-        f"Searching probably paid: the winner of {what} has {numbers}, more than two standard errors; it was chosen by "
-        "the same scores."
+        f"Searching probably paid off: the winner of {what} has {numbers}, more than two standard errors above 0, "
+        "though it was chosen by the same scores."
     )

@@ -156,7 +156,7 @@ def test_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["base", "--tokens", "0"], "--tokens: must be from 1 to the base's 512 positions, not 0"),
         (["base", "--tokens", "513"], "not 513"),
         (["base", "--tokens", "many"], "invalid int value: 'many'"),
-        (["base", "--labels", "0"], "--labels: must be at least 1, not 0"),
+        (["base", "--labels", "0"], "--labels: must be a whole number of at least 1, not '0'"),
         (["base", "--head", "tags"], "--head: unknown task type 'tags' (task types: classification, "),
         ([], "required: ARCH"),
     ],

@@ -28,7 +28,7 @@ def test_states(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A finished stage, then the same study while it runs and after an interruption."""
     folder, out = Folder(copied), copied.parent
     (stage,) = state_of(folder).stages
-    assert (stage.state, stage.finished, stage.trials) == ("done", 6, 6)
+    assert (stage.state, stage.count) == ("done", "6 of 6")
     assert stage.best.startswith("confirmed score 0.") and "(trial " in stage.best
     folder.best("1").unlink()
     (stage,) = state_of(folder).stages
@@ -65,8 +65,8 @@ def test_folders_that_cannot_be_read(copied: Path, capsys: pytest.CaptureFixture
     (out / "something-else").mkdir()
     found = {study.folder.name: study for study in studies(out)}
     assert found.keys() == {copied.name, "broken-config", "broken-database"}
-    assert "not TOML" in found["broken-config"].problem
-    assert "cannot open the storage" in found["broken-database"].problem
+    assert "not TOML" in found["broken-config"].reason
+    assert "cannot open the storage" in found["broken-database"].reason
     assert main(["--out", str(out)]) == 0
     assert "not TOML" in capsys.readouterr().out
 

@@ -15,7 +15,7 @@ from matplotlib.image import imread
 
 from nas.report import command, sections
 from nas.report.page import Picture
-from nas.report.study import Study, knee, read
+from nas.report.study import Study, read
 from nas.study.attributes import FUNCTION, attribute
 from nas.study.folder import Folder
 from tests.nas.report import synthetic
@@ -81,7 +81,7 @@ def test_the_sections(kind: str, reports: Reports) -> None:
     sections = {attributes["id"] for tag, attributes in page.found if tag == "section"}
     assert sections == FIRST | KINDS[kind][1]
     if study.last.best is None:
-        assert "It is not known yet whether searching pays" in page.text
+        assert "It is not known yet whether searching paid off" in page.text
     else:
         lead = study.last.best["winner"]["lead"]
         assert lead["over_trial"] == study.last.best["winner"]["trial"] or f"{lead['value']:+.4f}" in page.text
@@ -153,7 +153,8 @@ def test_the_numbers_are_the_ledgers(kind: str, reports: Reports) -> None:
             assert f"{np.mean(scores):.4f} ± 0.0200 ({len(scores)} seeds)" in page.text
     if len(study.last.goals) > 1:
         front = [t for t in within if not any(_dominates(other.values, t.values) for other in within)]
-        chosen = knee(front)
+        chosen = study.last.knee("params")
+        assert chosen is not None
         assert [p.candidate.number for p in study.last.front("params")] == [
             t.number for t in sorted(front, key=lambda t: (t.values[1], t.number)) if "duplicate_of" not in t.user_attrs
         ]
@@ -177,7 +178,7 @@ def test_bad_input(
     path = tmp_path / "demo"
     shutil.copytree(reports("one goal")[0], path)
     assert "has no config.toml" in refused(tmp_path / "missing")
-    assert "has no ending such as .html" in refused(path, "--out", tmp_path / "report")
+    assert "an ending such as .html" in refused(path, "--out", tmp_path / "report")
     assert "--checkpoint" in refused(path, "--checkpoint", tmp_path)
     (tmp_path / "file").touch()
     assert "--out: " in refused(path, "--out", tmp_path / "file" / "report.html")
@@ -188,6 +189,28 @@ def test_bad_input(
     assert "has no study.db" in refused(path)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert "install the extra plots" in refused(path)
+
+
+def test_a_final_training_on_several_tasks_of_which_one_is_unfinished(
+    reports: Reports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "demo"
+    shutil.copytree(reports("just begun")[0], path)
+    final = path / "final"
+    for task in ("rte", "stsb"):
+        (final / task).mkdir(parents=True)
+        (final / task / "config.toml").touch()
+    (final / "stsb" / "metrics.json").write_text("{}")
+    capsys.readouterr()
+    assert command.main([str(path)]) == 0
+    line = f"{final} has a checkpoint for each task; show one with --checkpoint {final / 'stsb'}\n"
+    assert capsys.readouterr().out.endswith(f"without the final training: {line}")
+    for chosen, message in (
+        (final, line),
+        (final / "rte", f"{final / 'rte'} is not a finished checkpoint of train_final.py: it has no metrics.json\n"),
+    ):
+        assert command.main([str(path), "--checkpoint", str(chosen)]) == 2
+        assert capsys.readouterr().err == f"nas.report: --checkpoint: {message}"
 
 
 def test_losses_of_the_final_training() -> None:

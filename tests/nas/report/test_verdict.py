@@ -1,4 +1,4 @@
-"""The sentence that says whether searching paid."""
+"""The sentence that says whether searching paid off."""
 
 from copy import copy
 from dataclasses import replace
@@ -38,12 +38,18 @@ def lead(value: float, error: float = 0.002, trial: int = 2, seeds: tuple[int, .
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (lead(0.0041), "Searching probably paid: the winner of stage 1 has +0.0041 ± 0.0020 over global importance"),
-        (lead(0.0040), "No evidence that searching paid"),
-        (lead(-0.001), "No evidence that searching paid"),
-        (lead(-0.0041), "Searching did not pay: the winner of stage 1 has -0.0041 ± 0.0020"),
-        (lead(0.0, trial=7), "Searching did not pay: the winner of stage 1 is a baseline itself, global importance"),
-        (None, "is not known"),
+        (
+            lead(0.0041),
+            "Searching probably paid off: the winner of stage 1 has +0.0041 ± 0.0020 over global importance",
+        ),
+        (lead(0.0040), "No evidence that searching paid off"),
+        (lead(-0.001), "No evidence that searching paid off"),
+        (lead(-0.0041), "Searching did not pay off: the winner of stage 1 has -0.0041 ± 0.0020"),
+        (
+            lead(0.0, trial=7),
+            "Searching did not pay off: the winner of stage 1 is itself a baseline, global importance",
+        ),
+        (None, "It is not known whether"),
     ],
 )
 def test_sentences(study: Study, found: dict[str, Any] | None, expected: str) -> None:
@@ -111,4 +117,4 @@ def test_old_studies_can_be_read(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "demo", trials=8, rows_of_confirmations=False)
     study = read(Folder(path))
     assert study.confirmed and all(candidate.rows is None for candidate in study.confirmations)
-    assert "is not known" in of_study(study)
+    assert "It is not known whether" in of_study(study)
