@@ -22,14 +22,6 @@ def test_every_setting_is_measured(tiny_study: TinyStudy, tmp_path: Path, capsys
     out = capsys.readouterr().out
     assert out.count("compensated |") == 4 and "seconds of inheriting" in out
 
-    # Nothing is measured again, and another supernet is added.
-    command = ["inheritance", "--preset", str(tiny_study.preset), *options, "--json", str(raw)]
-    assert main(command) == 0 and json.loads(raw.read_text())["results"]["measured"] == measured
-    assert main([*command, "--supernets", "0", "1", "--orders", "importance"]) == 0
-    more = json.loads(raw.read_text())["results"]["measured"]
-    assert more.items() > measured.items() and len(more) == len(measured) + 4 * 3
-    assert all("importance" in name and "supernet 1" in name for name in more.keys() - measured.keys())
-
 
 def test_differences_are_paired() -> None:
     scores = {BASELINE: (0.5, 0.7), ("reconstruction", "compensated"): (0.6, 0.82)}

@@ -30,12 +30,3 @@ def test_winners_and_baselines_share_a_budget(
     for search in range(2):
         winner = Architecture.from_json(measured[f"params 1/2, search {search}"]["winner"])
         assert cost.params(winner, 3) == costs[f"winner {search}"]["params"]
-
-    # Nothing is measured again.
-    written = file.read_text()
-    assert main(command) == 0
-    assert (
-        capsys.readouterr().out == first and json.loads(file.read_text())["results"] == json.loads(written)["results"]
-    )
-    assert main([*command, "--steps", "3"]) == 2
-    assert "is of another run (steps): give another --json" in capsys.readouterr().err

@@ -36,18 +36,8 @@ def test_the_smallest_run(
     model.config.id2label = {0: "negative", 1: "positive"}
     model.save_pretrained(teacher)
     tokenizer(teacher, ["good", "bad", "film"]).save_pretrained(teacher)
-    small = [
-        "--task",
-        "sst2",
-        "--data",
-        str(rows_of_glue(tmp_path)),
-        "--width",
-        "12",
-        "--steps",
-        "2",
-        "--max-length",
-        "8",
-    ]
+    data = ["--task", "sst2", "--data", str(rows_of_glue(tmp_path)), "--max-length", "8"]
+    small = [*data, "--width", "12", "--steps", "2"]
     command = ["recipes", str(teacher), *options, *small, "--seeds", "1", "2", "--json", str(path)]
     assert main([*command, "--only", *only]) == 0
     lines = cells_of(capsys.readouterr().out)

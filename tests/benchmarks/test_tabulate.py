@@ -7,19 +7,22 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.tabulate import GOOD, TABLE, load, members
+from benchmarks.tabulate import GOOD, TABLE, Table, load, members
 from tests.nas.tiny_study import TinyStudy
 
 
-def test_good_architectures_are_the_best_fraction() -> None:
-    table = load()
+@pytest.fixture(scope="module")
+def table() -> Table:
+    return load()
+
+
+def test_good_architectures_are_the_best_fraction(table: Table) -> None:
     good = [score for score in table.scores.values() if score >= table.good]
     # Ties with the last of them are good too.
     assert len(good) >= int(GOOD * len(table.scores)) > len([score for score in good if score > table.good])
 
 
-def test_the_table_has_all_members_of_its_space() -> None:
-    table = load()
+def test_the_table_has_all_members_of_its_space(table: Table) -> None:
     assert len(table.scores) == 2901
     with np.load(TABLE) as file:
         assert list(map(tuple, file["rows"].tolist())) == list(members(table.space))
