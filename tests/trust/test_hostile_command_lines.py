@@ -82,8 +82,7 @@ def test_hostile_command_lines(command: str, cases: Callable[..., Cases], capsys
     assert counts["refused"]
 
 
-@pytest.mark.parametrize("command", ["nas.inspect", "nas.pick"])
-def test_bytes_that_are_no_text(command: str) -> None:
-    result = subprocess.run([sys.executable, "-m", command, b"\xff\xfe"], capture_output=True, cwd=ROOT)
+def test_bytes_that_are_no_text() -> None:
+    result = subprocess.run([sys.executable, "-m", "nas.inspect", b"\xff\xfe"], capture_output=True, cwd=ROOT)
     assert result.returncode == 2
-    assert result.stderr.count(b"\n") == 1 and result.stderr.startswith(command.encode())
+    assert result.stderr.count(b"\n") == 1 and result.stderr.startswith(b"nas.inspect")

@@ -58,7 +58,7 @@ def hostile(rng: random.Random, given: list[FFNGraph]) -> "nx.Graph[Any]":
 @pytest.mark.trust
 def test_hostile_graphs(cases: Callable[..., Cases]) -> None:
     """networkx graphs with any edges and attributes."""
-    counts = cases(sample=300, full=50_000)
+    counts = cases(sample=100, full=50_000)
     rng, given = random.Random(0), graphs(50)
     for number in range(counts.wanted):
         digraph = hostile(rng, given)
