@@ -42,18 +42,6 @@ class Kept:
         return Architecture(base, tuple(layers))
 
 
-def layer_params(base: Base, heads: int, channels: int) -> int:
-    """The parameters of a layer with so many heads and channels, biases and LayerNorms included."""
-    head, channel = _unit_params(base)
-    return heads * head + channels * channel + 6 * base.width
-
-
-def _unit_params(base: Base) -> tuple[int, int]:
-    """The parameters of a head (of its query, key, value and output maps) and of a channel."""
-    size = base.width // base.heads
-    return size * (4 * base.width + 3), 2 * base.width + 1
-
-
 def choose(
     head_importance: Sequence[Tensor], channel_importance: Sequence[Tensor], base: Base, fraction: Fraction
 ) -> Kept:
@@ -87,10 +75,12 @@ def choose(
 
 def _numbers_kept(base: Base, fraction: Fraction) -> tuple[int, int]:
     """How many heads and channels of all layers a fraction leaves; if it is too small, fewer channels than layers."""
-    head, channel = _unit_params(base)
-    whole, least = (base.depth * layer_params(base, *sizes) for sizes in ((base.heads, base.inner), (0, 1)))
+    head = base.width // base.heads * (4 * base.width + 3)  # of query, key, value and output maps
+    channel = 2 * base.width + 1
+    rest = 6 * base.width  # LayerNorms, and the biases of the output maps
     heads = int(fraction * base.depth * base.heads)
-    return heads, base.depth + (int(fraction * whole) - least - heads * head) // channel
+    budget = int(fraction * base.depth * (base.heads * head + base.inner * channel + rest))
+    return heads, (budget - base.depth * rest - heads * head) // channel
 
 
 def _most_important(scores: Sequence[Tensor], total: int, least: int) -> tuple[tuple[int, ...], ...]:

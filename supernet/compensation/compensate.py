@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.encoders.family import family_of
-from distill.encoders.parts import embedded, encoder_layers, part
+from distill.encoders.parts import embedded, encoder_layers, evaluating, part
 from distill.encoders.student.dispatch import Dispatch, Tokens, take
 from distill.encoders.student.ffn import FFNBlock
-from distill.objectives.outputs import Batch
 from supernet.compensation.calibration import Calibration
 from supernet.compensation.ridge import CompensationError, Linear, Ridge, affine_change
 
@@ -51,18 +50,16 @@ def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Ac
     Raises:
         CompensationError: activations are not finite.
     """
-    was_training = model.training
-    model.eval().to(accelerator.device)
-    try:
+    model.to(accelerator.device)
+    with evaluating(model):
         _layer_after_layer(model, calibration, accelerator)
-    finally:
-        model.train(was_training)
 
 
 def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, accelerator: Accelerator) -> None:
     """`compensate` for a model in eval mode on its device."""
     held_N = calibration.held_N
-    batches = [_on_device(batch, accelerator) for batch in calibration.batches]
+    device = accelerator.device
+    batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in calibration.batches]
     family = family_of(model)
     with accelerator.autocast():
         hidden = [embedded(model, batch) for batch in batches]
@@ -113,10 +110,6 @@ def _solve_norm(
     return [(states * factor_D + shift_D).to(states.dtype) for states in hidden]
 
 
-def _on_device(batch: Batch, accelerator: Accelerator) -> Batch:
-    return {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-
-
 def _additive_mask(valid_BT: Tensor, dtype: torch.dtype) -> Tensor:
     """The attention mask (B, 1, 1, T), which is added to the scores: 0 for tokens and the lowest number for padding."""
     return torch.zeros(valid_BT.shape, dtype=dtype, device=valid_BT.device).masked_fill(
@@ -133,19 +126,14 @@ class _Slots:
         project_input: the number of the node that `project` reads.
         token_S: the token of each slot, counted over all batches without padding.
         expert_S: the expert of each slot.
-        weight_S: the factor of each slot's output; None: 1.
+        weight_S: the factor of each slot's output.
     """
 
     values: list[Tensor]
     project_input: int
     token_S: Tensor
     expert_S: Tensor
-    weight_S: Tensor | None
-
-    @property
-    def features_SE(self) -> Tensor:
-        """The inputs of `project`."""
-        return self.values[self.project_input]
+    weight_S: Tensor
 
 
 def _before_project(block: FFNBlock, x: Tensor, *dispatch: Dispatch) -> tuple[list[Tensor], int]:
@@ -171,7 +159,8 @@ def _token_slots(block: FFNBlock, hidden: Sequence[Tensor], valid: Sequence[Tens
     x_ND = torch.cat([states[chosen] for states, chosen in zip(hidden, valid, strict=True)])
     values, project_input = _before_project(block, x_ND)
     token_S = torch.arange(len(x_ND), device=x_ND.device)
-    return _Slots([value.float() for value in values], project_input, token_S, torch.zeros_like(token_S), None)
+    weight_S = torch.ones(len(x_ND), device=x_ND.device)
+    return _Slots([value.float() for value in values], project_input, token_S, torch.zeros_like(token_S), weight_S)
 
 
 def _expert_slots(
@@ -236,7 +225,7 @@ class _Projection:
     def __init__(self, block: FFNBlock, slots: _Slots, rows_S: Tensor, held_N: Tensor, linear: Linear) -> None:
         self.block, self.linear, self.start = block, linear, linear
         self.token_S = slots.token_S[rows_S]
-        self.weight_S1 = None if slots.weight_S is None else slots.weight_S[rows_S, None]
+        self.weight_S1 = slots.weight_S[rows_S, None]
         self.values = [value[rows_S] for value in slots.values]
         self.features_SE = self.values[slots.project_input]
         self.held_S = held_N[self.token_S]
@@ -247,7 +236,7 @@ class _Projection:
 
     def _output(self, projected_SD: Tensor) -> Tensor:
         output_SD = projected_SD if self.ends_with_project else _after_project(self.block, self.values, projected_SD)
-        return output_SD if self.weight_S1 is None else output_SD * self.weight_S1
+        return output_SD * self.weight_S1
 
     def add_to(self, sum_ND: Tensor, factor: float = 1.0) -> None:
         """Add the outputs of the slots to their tokens."""
@@ -258,14 +247,11 @@ class _Projection:
         if not len(self.token_S) or bool(self.held_S.all()):
             return
         if self.ridge is None:
-            weight_S = None if self.weight_S1 is None else self.weight_S1[:, 0] ** 2
-            self.ridge = Ridge(self.features_SE, self.held_S, weight_S)
+            self.ridge = Ridge(self.features_SE, self.held_S, self.weight_S1[:, 0] ** 2)
         self.add_to(sum_ND, -1.0)
         wanted_SD = (target_ND - sum_ND)[self.token_S]
         if self.ends_with_project:
-            if self.weight_S1 is not None:
-                wanted_SD = wanted_SD / self.weight_S1
-            self.linear = self.ridge.solve(wanted_SD, self.start)
+            self.linear = self.ridge.solve(wanted_SD / self.weight_S1, self.start)
             self.output_SD = self._output(self.linear(self.features_SE))
         else:
             self._gauss_newton(wanted_SD)

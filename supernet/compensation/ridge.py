@@ -51,11 +51,11 @@ class Ridge:
         if not bool(torch.isfinite(input_NE).all()):
             raise CompensationError("the activations are not finite")
         self.weight_N = input_NE.new_ones(len(input_NE)) if weight_N is None else weight_N
-        self.root_N1 = None if weight_N is None else weight_N.sqrt()[:, None]
+        self.root_N1 = self.weight_N.sqrt()[:, None]
         self.held_M = torch.nonzero(held_N)[:, 0]
         self.total, self.held_total = float(self.weight_N.sum()), float(self.weight_N[self.held_M].sum())
         self.mean_E = self._fit_mean(input_NE)
-        self.centred_NE = self._rooted(input_NE - self.mean_E)
+        self.centred_NE = (input_NE - self.mean_E) * self.root_N1
         self.held_ME = self.centred_NE[self.held_M]
         all_EE = (self.centred_NE.t() @ self.centred_NE).double()
         variance_E = all_EE.diagonal() / self.total
@@ -67,9 +67,6 @@ class Ridge:
         self.fit_EE, self.held_EE = self._means(all_EE * outer_EE, (self.held_ME.t() @ self.held_ME) * outer_EE)
         self.values_E, self.vectors_EE = torch.linalg.eigh(self.fit_EE)
         self.rotated_held_EE = self.vectors_EE.t() @ self.held_EE @ self.vectors_EE
-
-    def _rooted(self, rows: Tensor) -> Tensor:
-        return rows if self.root_N1 is None else rows * self.root_N1
 
     def _fit_mean(self, rows: Tensor) -> Tensor:
         """The weighted mean of the rows that are fitted. Held-out rows are subtracted rather than the others copied,
@@ -92,7 +89,7 @@ class Ridge:
         mean_D = self._fit_mean(target_ND)
         if not bool(torch.isfinite(mean_D).all()):
             raise CompensationError("the targets are not finite")
-        centred_ND = self._rooted(target_ND - mean_D)
+        centred_ND = (target_ND - mean_D) * self.root_N1
         all_ED = (self.centred_NE.t() @ centred_ND).double()
         held_ED = self.held_ME.t() @ centred_ND[self.held_M]
         fit_ED, held_ED = (self.inverse_E[:, None] * moments_ED for moments_ED in self._means(all_ED, held_ED))

@@ -34,11 +34,6 @@ class OrderInputs:
     sampled_loss: Loss
     seed: int
 
-    @property
-    def blocks(self) -> list[list[Any]]:
-        """`[layer][block]` -> `FFNBlock`."""
-        return [list(layer.ffn) for layer in encoder_layers(self.model)]
-
 
 # `[layer][block]` -> (inner,); the channels of a block are kept in descending order of their scores.
 Scores = list[list[Tensor]]
@@ -52,35 +47,33 @@ def by_importance(inputs: OrderInputs) -> Scores:
 def by_reconstruction(inputs: OrderInputs) -> Scores:
     """Forward selection of what reconstructs the block's output, see `supernet.order.reconstruction`."""
     moments = block_moments(inputs.model, inputs.batches, inputs.sampled_loss)
-    return [
-        [
-            _descending(forward_selection(of_block, block.project.weight.detach().cpu()))
-            for of_block, block in zip(of_layer, blocks, strict=True)
-        ]
-        for of_layer, blocks in zip(moments, inputs.blocks, strict=True)
-    ]
+    of_blocks = iter([of_block for of_layer in moments for of_block in of_layer])
+    return _block_by_block(
+        inputs, lambda block: _descending(forward_selection(next(of_blocks), block.project.weight.detach().cpu()))
+    )
 
 
 def by_magnitude(inputs: OrderInputs) -> Scores:
     """The norm of a channel's weights in `expand` times that of its weights in `project`."""
-    scores = [
-        [block.expand.weight.detach().norm(dim=1) * block.project.weight.detach().norm(dim=0) for block in blocks]
-        for blocks in inputs.blocks
-    ]
-    return [[score.cpu() for score in layer] for layer in scores]
+    return _block_by_block(
+        inputs, lambda block: (block.expand.weight.norm(dim=1) * block.project.weight.norm(dim=0)).detach().cpu()
+    )
 
 
 def at_random(inputs: OrderInputs) -> Scores:
     """A random order, for comparison."""
     generator = torch.Generator().manual_seed(inputs.seed)
-    return [
-        [torch.rand(block.expand.out_features, generator=generator) for block in blocks] for blocks in inputs.blocks
-    ]
+    return _block_by_block(inputs, lambda block: torch.rand(block.expand.out_features, generator=generator))
 
 
 def unsorted(inputs: OrderInputs) -> Scores:
     """The order in which the warm-up has left them, as EfficientBERT slices them."""
-    return [[_descending(torch.arange(block.expand.out_features)) for block in blocks] for blocks in inputs.blocks]
+    return _block_by_block(inputs, lambda block: _descending(torch.arange(block.expand.out_features)))
+
+
+def _block_by_block(inputs: OrderInputs, score: Callable[[Any], Tensor]) -> Scores:
+    """What a function of an `FFNBlock` says of every block, in order."""
+    return [[score(block) for block in layer.ffn] for layer in encoder_layers(inputs.model)]
 
 
 def _descending(order_E: Tensor) -> Tensor:

@@ -22,15 +22,19 @@ from distill.__main__ import main as distill
 from distill.objectives import OBJECTIVES
 from distill.training.students import some_layers
 from nas.export.ordinary import reason_against
-from search_spaces import PUBLISHED, cost
+from search_spaces import FFN, PUBLISHED, Attention, Base, Layer, cost
 from supernet.build import base_of_teacher, from_teacher
 from supernet.order.importance import mask_importance
 from supernet.prune import main
-from supernet.pruning import Kept, PruningError, choose, encoder_params, layer_params, prune
+from supernet.pruning import Kept, PruningError, choose, encoder_params, prune
 from tests.tiny import SIZES, batch, bert, inputs, shaken, tokenizer
 
 # One layer loses two of its four heads, one all of them, and one nothing.
 KEPT = Kept(heads=((0, 3), (), (0, 1, 2, 3)), channels=((1, 4, 40), (0,), tuple(range(48))))
+
+
+def layer_params(base: Base, heads: int, channels: int) -> int:
+    return cost.layer_params(base, Layer(Attention(heads), FFN(expansion=Fraction(channels, base.inner))))
 
 
 def masked(model: PreTrainedModel, of_heads: list[Tensor], of_channels: list[Tensor]) -> PreTrainedModel:

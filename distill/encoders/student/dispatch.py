@@ -12,9 +12,7 @@ is dense: every expert has a slot for every token (S = E * N), computes all of t
 left out of the sum. The results are the same up to rounding; the experts' work is E / K times as much.
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -49,13 +47,14 @@ class Tokens:
             self.valid_BT = None
 
 
-@dataclass(frozen=True)
 class Dispatch:
     """The assignment of tokens to the experts' slots.
 
     Attributes:
         slot_NK: the slot of each token for each of its experts; -1 for padding and for tokens beyond the capacity.
+        missing_NK: True for the pairs without a slot; None if all have one.
         pair_S: the pair (token * K + k) in each slot.
+        token_S: the token in each slot.
         counts: the number of tokens of each expert; empty if `dense`, where it is not known.
         real_S: if all experts have equal numbers of slots, True for the slots that hold a token; the results of the
             others are discarded. None if there are no empty slots, and if `dense`.
@@ -63,35 +62,20 @@ class Dispatch:
             arbitrary pair of the token; their results are discarded.
     """
 
-    slot_NK: Tensor
-    pair_S: Tensor
-    counts: tuple[int, ...]
-    real_S: Tensor | None
-    dense: bool = False
+    def __init__(
+        self,
+        slot_NK: Tensor,
+        pair_S: Tensor,
+        counts: tuple[int, ...] = (),
+        real_S: Tensor | None = None,
+        dense: bool = False,
+    ) -> None:
+        choices = slot_NK.shape[1]
+        self.slot_NK, self.pair_S, self.counts, self.real_S, self.dense = slot_NK, pair_S, counts, real_S, dense
+        self.missing_NK = None if not dense and sum(counts) == slot_NK.numel() else slot_NK < 0
+        self.token_S = pair_S if choices == 1 else pair_S // choices
 
-    @cached_property
-    def token_S(self) -> Tensor:
-        """The token in each slot."""
-        return self.tokens_of_slots()
-
-    @cached_property
-    def missing_NK(self) -> Tensor | None:
-        """True for the pairs without a slot; None if all have one."""
-        return self.pairs_without_slot()
-
-    # Compilers cannot trace a `cached_property`, so a dense dispatch calls these two.
-    def tokens_of_slots(self) -> Tensor:
-        """The same as `token_S`."""
-        choices = self.slot_NK.shape[1]
-        return self.pair_S if choices == 1 else self.pair_S // choices
-
-    def pairs_without_slot(self) -> Tensor | None:
-        """The same as `missing_NK`."""
-        if not self.dense and sum(self.counts) == self.slot_NK.numel():
-            return None
-        return self.slot_NK < 0
-
-    @cached_property
+    @property
     def runs(self) -> tuple[tuple[int, int], ...]:
         """For each expert the half-open range of its slots: the first one, and the one after the last."""
         return tuple(pairwise(accumulate(self.counts, initial=0)))
@@ -136,7 +120,7 @@ def dispatch_tokens(
     if not batched:
         slot_P = torch.full_like(place_P, -1) if total < len(place_P) else torch.empty_like(place_P)
         slot_P[pair_S] = slots
-        return Dispatch(slot_P.view(-1, choices), pair_S, tuple(counts), None)
+        return Dispatch(slot_P.view(-1, choices), pair_S, tuple(counts))
     largest = max(counts)
     expert_S = torch.repeat_interleave(torch.tensor(counts, device=device))
     firsts = accumulate(counts[:-1], initial=0)
@@ -173,7 +157,7 @@ def _dense_dispatch(
     slot_NK = torch.where(kept_NK, experts_NK * total + token_N[:, None], -1)
     choice_EN = (experts_NK == expert_E[:, None, None]).long().argmax(dim=-1)
     pair_S = (token_N * choices + choice_EN).reshape(-1)
-    return Dispatch(slot_NK, pair_S, (), None, dense=True)
+    return Dispatch(slot_NK, pair_S, dense=True)
 
 
 def _bounds(
@@ -241,18 +225,17 @@ def _back(y_SD: Tensor, dispatch: Dispatch) -> Tensor:
     if not dispatch.dense and not len(y_SD):
         return y_SD.new_zeros(tokens, y_SD.shape[-1])
     slot_P = dispatch.slot_NK.reshape(-1)
-    missing_NK = dispatch.pairs_without_slot() if dispatch.dense else dispatch.missing_NK
-    if missing_NK is None:
+    if dispatch.missing_NK is None:
         y_PD = y_SD.index_select(0, slot_P)
     else:
-        y_PD = y_SD.index_select(0, slot_P.clamp(min=0)).masked_fill_(missing_NK.reshape(-1, 1), 0)
+        y_PD = y_SD.index_select(0, slot_P.clamp(min=0)).masked_fill_(dispatch.missing_NK.reshape(-1, 1), 0)
     return y_PD if choices == 1 else y_PD.view(tokens, choices, -1).sum(dim=1)
 
 
 def take(x_ND: Tensor, dispatch: Dispatch) -> Tensor:
     """Gather each slot's token: (N, D) -> (S, D)."""
     if dispatch.dense:  # compilers and exporters differentiate themselves, and cannot trace `Function`s
-        return x_ND.index_select(0, dispatch.tokens_of_slots())
+        return x_ND.index_select(0, dispatch.token_S)
     return _Take.apply(x_ND, dispatch)
 
 
