@@ -4,6 +4,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -213,10 +214,9 @@ def train_one_shot(
         supernet,
         scheduled_batches(),
         objective,
-        recipe,
+        replace(recipe, gradient_accumulation_steps=(len(fixed) + drawn) * recipe.gradient_accumulation_steps),
         accelerator=accelerator,
         teacher=lambda step, batch: teachers[supernet.task](step, batch),
-        accumulate=(len(fixed) + drawn) * recipe.gradient_accumulation_steps,
         seed=seed,
         after_step=after_step,
         checkpoint=checkpoint,

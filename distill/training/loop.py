@@ -72,7 +72,6 @@ def train(
     *,
     accelerator: Accelerator,
     teacher: TeacherOutputs | None = None,
-    accumulate: int | None = None,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
     checkpoint: Checkpoint | None = None,
@@ -86,9 +85,8 @@ def train(
 
     Args:
         model: a `PreTrainedModel`, or any module with the same `base_model`, `config` and `set_attn_implementation`.
-        batches: at least `recipe.steps * accumulate` batches, the same in all processes and after an interruption.
+        batches: at least `recipe.batches`, the same in all processes and after an interruption.
         teacher: returns the teacher's outputs for a batch; required if the objective needs them.
-        accumulate: number of batches per optimizer step, instead of `recipe.gradient_accumulation_steps`.
         seed: random seed of the training, for example for dropout.
         after_step: called with the number of finished steps and the loss of the last one.
         checkpoint: makes the run resumable.
@@ -106,14 +104,15 @@ def train(
     keep_freed_memory()
     set_seed(seed)
     with _word_embedding_frozen(model, recipe.freeze_embeddings):
-        training = _Training(model, objective, recipe, accelerator, teacher, accumulate, score)
+        training = _Training(model, objective, recipe, accelerator, teacher, score)
         losses = checkpoint.restore(training.parts) if checkpoint else []
         broadcast_weights(training.modules, accelerator)
         model.train()
         scores_needed = ATTENTION_SCORES in objective.needs
         with _attention_for_training(model, accelerator.device, scores_needed), quick_dropout(model.modules()):
             numbered = enumerate(batches)
-            next(islice(numbered, len(losses) * training.accumulate, len(losses) * training.accumulate), None)
+            finished = len(losses) * recipe.gradient_accumulation_steps
+            next(islice(numbered, finished, finished), None)
             while len(losses) < recipe.steps and not training.stopped:
                 losses.append(training.step(len(losses) + 1, numbered))
                 if training.early_stopping is not None:
@@ -140,12 +139,11 @@ class _Training:
         recipe: Recipe,
         accelerator: Accelerator,
         teacher: TeacherOutputs | None,
-        accumulate: int | None,
         score: Callable[[], float] | None,
     ) -> None:
         self.model, self.objective, self.critic = model, objective, objective.critic
         self.recipe, self.accelerator = recipe, accelerator
-        self.accumulate = accumulate or recipe.gradient_accumulation_steps
+        self.accumulate = recipe.gradient_accumulation_steps
         self.teacher = teacher if objective.needs_teacher else None
         groups = _parameter_groups([model, objective.projections], recipe.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, fused=True)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForTokenClassification
 
 from distill.objectives import OBJECTIVES, Critic, Objective, Term
 from distill.objectives.outputs import (
@@ -21,7 +20,7 @@ from distill.objectives.outputs import (
     run,
 )
 from tests.distill.objectives.test_outputs import routed
-from tests.tiny import SIZES, batch, bert, shaken
+from tests.tiny import batch, bert
 
 EVERYTHING = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS, ROUTINGS})
 # What their settings do not say for these models.
@@ -88,31 +87,6 @@ def test_balance(name: str) -> None:
     torch.testing.assert_close(losses[0], losses[1] + 0.5 * balance.loss(outputs[0], None, given))
     plain = Outputs(outputs[0].logits, outputs[0].kind)
     assert balance.loss(plain, None, given) == 0
-
-
-def models(head: type, **sizes: Any) -> tuple[Any, Any]:
-    """A student and a teacher of the same task."""
-    found = []
-    for seed, depth in ((0, 2), (1, 4)):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            found.append(shaken(head(BertConfig(**{**SIZES, "num_hidden_layers": depth, **sizes})), seed).eval())
-    return found[0], found[1]
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("head", [BertForTokenClassification, BertForMaskedLM, BertForQuestionAnswering])
-def test_other_tasks(name: str, head: type) -> None:
-    student, teacher = models(head, **({"num_labels": 5} if head is BertForTokenClassification else {}))
-    given = numbered(batch())
-    mask = given["attention_mask"]
-    given["labels"] = given["input_ids"].remainder(5).masked_fill(mask == 0, -100)
-    if head is BertForQuestionAnswering:
-        given["labels"] = torch.zeros(4, 2, dtype=torch.int64)
-    objective = made(name, student, teacher, **({"labels": None} if name == "codir" else {}))
-    target = run(teacher, given, objective.teacher_needs)
-    objective(run(student, given, objective.needs), target, given).backward()
-    assert student.base_model.encoder.layer[0].attention.self.value.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

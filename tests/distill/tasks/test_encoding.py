@@ -21,7 +21,7 @@ from distill.tasks.encoding import (
     load_encoded,
     save_encoded,
 )
-from distill.tasks.splits import QuestionSplit, Split, TaggedSplit
+from distill.tasks.splits import AnySplit, QuestionSplit, Split, TaggedSplit
 from distill.tasks.types import (
     CLASSIFICATION,
     IGNORED,
@@ -74,13 +74,6 @@ def test_encoding_plain_texts_has_no_labels(tokenizer: BertTokenizerFast) -> Non
         np.int8,
         np.int64,
     )
-
-
-def test_encoding_refuses_what_cannot_work(tokenizer: BertTokenizerFast) -> None:
-    with pytest.raises(ValueError, match="max_length = 2"):
-        encode(tokenizer, Split(TEXTS, None, (0, 1, 1, 0)), max_length=2, kind=CLASSIFICATION)
-    with pytest.raises(ValueError, match="no rows"):
-        encode(tokenizer, Split((), None, ()), kind=CLASSIFICATION)
 
 
 def test_collate_pads_to_the_longest_row_of_the_batch() -> None:
@@ -207,22 +200,29 @@ def test_windows_equal_those_of_the_usual_script(tokenizer: BertTokenizerFast) -
         assert batch["labels"][row].tolist() == found
 
 
-def test_what_cannot_be_encoded(tokenizer: BertTokenizerFast) -> None:
-    for rows, kind, message in (
-        (ASKED, TOKEN_CLASSIFICATION, "a QuestionSplit does not hold rows of the kind token_classification"),
-        (ASKED, MASKED_LM, "a QuestionSplit does not hold rows of the kind masked_lm"),
-        (ASKED, "tagging", "unknown task type 'tagging'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            encode(tokenizer, rows, kind=kind)
-
-
-def test_windows_need_room(tokenizer: BertTokenizerFast) -> None:
-    for stride in (-1, 5, 50):
-        with pytest.raises(ValueError, match=f"stride = {stride}: windows of max_length = 12 have 5 tokens"):
-            encode(tokenizer, ASKED, 12, stride, kind=QUESTION_ANSWERING)
-    with pytest.raises(ValueError, match="max_length = 3: no room"):
-        encode(tokenizer, ASKED, 3, kind=QUESTION_ANSWERING)
+@pytest.mark.parametrize(
+    ("rows", "kind", "settings", "message"),
+    [
+        (Split((), None, ()), CLASSIFICATION, {}, "no rows"),
+        (Split(TEXTS, None, (0, 1, 1, 0)), CLASSIFICATION, {"max_length": 2}, "max_length = 2: no room"),
+        (ASKED, QUESTION_ANSWERING, {"max_length": 3}, "max_length = 3: no room"),
+        (ASKED, QUESTION_ANSWERING, {"max_length": 12, "stride": -1}, "stride = -1: windows of max_length = 12 have 5"),
+        (
+            ASKED,
+            QUESTION_ANSWERING,
+            {"max_length": 12, "stride": 5},
+            "stride = 5: windows of max_length = 12 have 5 to",
+        ),
+        (ASKED, TOKEN_CLASSIFICATION, {}, "a QuestionSplit does not hold rows of the kind token_classification"),
+        (ASKED, MASKED_LM, {}, "a QuestionSplit does not hold rows of the kind masked_lm"),
+        (ASKED, "tagging", {}, "unknown task type 'tagging'"),
+    ],
+)
+def test_what_cannot_be_encoded(
+    rows: AnySplit, kind: str, settings: dict[str, int], message: str, tokenizer: BertTokenizerFast
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        encode(tokenizer, rows, kind=kind, **settings)
 
 
 def some(kind: str, tokenizer: BertTokenizerFast) -> Encoded:
@@ -254,19 +254,6 @@ def test_round_trip(kind: str, tokenizer: BertTokenizerFast, tmp_path: Path) -> 
     rows = np.array([len(encoded) - 1, 0])
     for name, tensor in collate(encoded, rows, 0).items():
         assert torch.equal(tensor, collate(loaded, rows, 0)[name]) and len(tensor) == 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_collate_alone_as_together(kind: str, tokenizer: BertTokenizerFast) -> None:
-    encoded = some(kind, tokenizer)
-    together = collate(encoded, np.arange(len(encoded)), 0)
-    assert together["rows"].tolist() == list(range(len(encoded)))
-    for row in range(len(encoded)):
-        for name, alone in collate(encoded, np.array([row]), 0).items():
-            tensor = together[name][row]
-            if name == "labels" and kind == "token_classification":
-                assert set(tensor[alone.shape[1] :].tolist()) <= {IGNORED}
-            assert torch.equal(alone[0], tensor[: alone.shape[1]] if alone.dim() > 1 else tensor), name
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "text", "flipped", "objects", "other arrays", "one array"])

@@ -48,15 +48,6 @@ def test_scores_of_unequal_or_no_rows_is_an_error() -> None:
             score(TOPIC, predictions, labels)
 
 
-def test_standard_error_is_the_spread_of_many_measurements() -> None:
-    measured = np.random.default_rng(0).binomial(2000, 0.8, size=20_000) / 2000
-    assert standard_error(0.8, 2000) == pytest.approx(measured.std(), rel=0.03)
-    with pytest.raises(ValueError, match="standard_error"):
-        standard_error(1.5, 10)
-    with pytest.raises(ValueError, match="standard_error"):
-        standard_error(0.5, 0)
-
-
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2))
 def test_two_classes_equal_scikit_learn(rows: list[tuple[int, int]]) -> None:
     predictions, labels = map(list, zip(*rows, strict=True))

@@ -181,26 +181,6 @@ def test_only_the_last_phase_stops_early() -> None:
     assert [part.early_stopping_patience for _, part in phases("tinybert", {}, recipe)] == [None, 3]
 
 
-def test_tinyberts_head_waits_for_the_second_phase(accelerator: Accelerator, tokens: Any) -> None:
-    model = student()
-    before = weights(model)
-    seen: list[bool] = []
-    distil(
-        model,
-        teacher(),
-        rows(),
-        "tinybert",
-        {},
-        Recipe(steps=13, batch_size=8, learning_rate=1e-3, weight_decay=0.0),
-        accelerator=accelerator,
-        tokenizer=tokens,
-        after_step=lambda step, _loss: seen.append("classifier.weight" in differing(model, before)),
-    )
-    # The first step of a phase has a rate of 0 where it is warmed up.
-    assert seen[:10] == [False] * 10
-    assert seen[-1]
-
-
 def test_projections_carry_over(accelerator: Accelerator, tokens: Any) -> None:
     """From phase to phase, and from call to call."""
 
@@ -229,18 +209,6 @@ def test_projections_carry_over(accelerator: Accelerator, tokens: Any) -> None:
     assert not torch.equal(further[name], both[name])
     assert torch.allclose(further[name], both[name], atol=0.05)
     assert not torch.allclose(further[name], start, atol=0.05)
-
-
-def test_theseus_leaves_the_teachers_head(accelerator: Accelerator, tokens: Any) -> None:
-    model, source = student(), teacher()
-    before = weights(model)
-    recipe = Recipe(steps=5, batch_size=8, learning_rate=1e-3)
-    distil(model, source, rows(), "theseus", {"until": 1.0}, recipe, accelerator=accelerator, tokenizer=tokens)
-    own = source.state_dict()
-    for name, weight in model.state_dict().items():
-        if ".encoder.layer." not in name:
-            assert torch.equal(weight, own[name]), name
-    assert "bert.encoder.layer.1.output.dense.weight" in differing(model, before)
 
 
 def test_saved_outputs_stand_in_for_the_teacher(accelerator: Accelerator, tokens: Any) -> None:

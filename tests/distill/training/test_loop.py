@@ -65,11 +65,6 @@ def test_same_seed_same_losses(accelerator: Accelerator) -> None:
     assert losses(1) != losses(2)  # dropout
 
 
-def test_uses_no_more_batches_than_steps(accelerator: Accelerator) -> None:
-    losses = train(tiny(), map(task, range(9)), hard_labels(), Recipe(steps=4), accelerator=accelerator)
-    assert len(losses) == 4
-
-
 def test_too_few_batches(accelerator: Accelerator) -> None:
     with pytest.raises(ValueError, match="4 batches are needed; there were 3"):
         train(tiny(), map(task, range(3)), hard_labels(), Recipe(steps=4), accelerator=accelerator)
@@ -187,8 +182,9 @@ def test_accumulated_batches_are_one_larger_batch(accelerator: Accelerator) -> N
             for seed in range(3)
             for start in range(0, 16, size)
         ]
-        recipe = Recipe(steps=3, learning_rate=1e-3)
-        losses = train(model, batches, hard_labels(), recipe, accelerator=accelerator, accumulate=parts)
+        recipe = Recipe(steps=3, learning_rate=1e-3, gradient_accumulation_steps=parts)
+        assert recipe.batches == len(batches)
+        losses = train(model, batches, hard_labels(), recipe, accelerator=accelerator)
         assert len(losses) == 3
         return {**model.state_dict(), "losses": torch.tensor(losses)}
 
@@ -197,18 +193,10 @@ def test_accumulated_batches_are_one_larger_batch(accelerator: Accelerator) -> N
         torch.testing.assert_close(halves[name], tensor, rtol=1e-3, atol=2e-4)
 
 
-def test_gradient_accumulation_of_a_recipe(accelerator: Accelerator) -> None:
-    def losses(recipe: Recipe, accumulate: int | None) -> list[float]:
-        return train(tiny(), map(task, range(6)), hard_labels(), recipe, accelerator=accelerator, accumulate=accumulate)
-
-    recipe = Recipe(steps=3, gradient_accumulation_steps=2)
-    assert recipe.batches == 6
-    assert losses(recipe, None) == losses(Recipe(steps=3), 2)
-
-
 def test_too_few_batches_to_accumulate(accelerator: Accelerator) -> None:
     with pytest.raises(ValueError, match="6 batches are needed; there were 5"):
-        train(tiny(), map(task, range(5)), hard_labels(), Recipe(steps=3), accelerator=accelerator, accumulate=2)
+        recipe = Recipe(steps=3, gradient_accumulation_steps=2)
+        train(tiny(), map(task, range(5)), hard_labels(), recipe, accelerator=accelerator)
 
 
 class Interrupted(Exception):
@@ -230,10 +218,9 @@ def test_interrupted_and_resumed_is_the_same_run(accelerator: Accelerator, tmp_p
             model,
             map(task, range(9 * accumulate)),
             objective,
-            Recipe(steps=9, learning_rate=1e-3),
+            Recipe(steps=9, learning_rate=1e-3, gradient_accumulation_steps=accumulate),
             accelerator=accelerator,
             teacher=LiveTeacher(teacher, objective.teacher_needs, accelerator),
-            accumulate=accumulate,
             after_step=stop,
             checkpoint=checkpoint,
         )

@@ -98,11 +98,6 @@ def test_tables_of_the_hub(name: str, tmp_path: Path) -> None:
         from_columns(name, {"tokens": []}, tags)
 
 
-def test_numbers_of_tags_on_the_hub() -> None:
-    assert HUB["conll2003"][1] == ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
-    assert HUB["wnut17"][1][:3] == ("O", "B-corporation", "I-corporation") and len(HUB["wnut17"][1]) == 13
-
-
 def test_the_real_files() -> None:
     data = load_task("wnut17", requirements.data() / "wnut17")
     assert (len(data.train) + len(data.search), len(data.dev)) == (3_394, 1_009)
