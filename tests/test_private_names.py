@@ -39,7 +39,7 @@ PRIVATE: dict[str, tuple[set[str], str]] = {
     ),
     # transformers
     "distill/objectives/outputs.py": (ATTENTION, "tests/distill/objectives/test_outputs.py"),
-    "distill/objectives/replacement.py": (ATTENTION, "tests/distill/objectives/test_replacement.py"),
+    "distill/objectives/theseus.py": (ATTENTION, "tests/distill/objectives/test_theseus.py"),
     "distill/training/loop.py": (ATTENTION, "tests/distill/training/test_loop.py"),
     "nas/export/onnx.py": (ATTENTION, "tests/nas/export/test_onnx.py"),
     "supernet/one_shot.py": (ATTENTION, "tests/supernet/test_one_shot.py"),

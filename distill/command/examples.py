@@ -1,4 +1,7 @@
-"""The examples on which a command trains, prunes and measures models."""
+"""The examples on which a command trains, prunes and measures models.
+
+A UserError says which option, file or model is wrong.
+"""
 
 from itertools import chain
 from pathlib import Path
@@ -32,9 +35,6 @@ def open_examples(
     Args:
         students: whether the checkpoint may be one of our own students.
         own_labels: whether the checkpoint's classes are those of the user's own files.
-
-    Raises:
-        UserError: the checkpoint or the rows cannot be read, or the rows are too long for the checkpoint.
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -58,9 +58,6 @@ def load_examples(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) ->
 
     Args:
         labels: the names of the classes of the user's own files; by default those that occur, sorted.
-
-    Raises:
-        UserError: there are no such rows, or they cannot be encoded in `max_length` tokens.
     """
 
     def encoded(rows: AnySplit, kind: str) -> Encoded:
@@ -86,11 +83,7 @@ def load_examples(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) ->
 
 
 def own_rows(options: Any, data: TaskData[Any]) -> Split:
-    """The rows of `--train`, which replace a task's training rows.
-
-    Raises:
-        UserError: they cannot be read, or are not such rows as the task's.
-    """
+    """The rows of `--train`, which replace a task's training rows."""
     task = data.task
     if not isinstance(data.train, Split):
         raise UserError(
@@ -104,11 +97,7 @@ def own_rows(options: Any, data: TaskData[Any]) -> Split:
 
 
 def encoded_text(options: Any, tokenizer: Any) -> Encoded:
-    """The text that the options name, encoded; it is kept in the user's cache and mapped into memory.
-
-    Raises:
-        UserError: as `load_examples`.
-    """
+    """The text that the options name, encoded; it is kept in the user's cache and mapped into memory."""
     keys = [text_key(source) for source in options.corpus]
     key = stored_text_key(keys, tokenizer, options.max_length, options.pack)
 

@@ -1,28 +1,23 @@
 """Mappings from student layers to the teacher layers that they learn from.
 
-Layers are counted from 1; state 0 is the embedding output.
+Layers are counted from 1; state 0 is the embedding output. Except for `patient(..., "last")`, the maps raise ValueError
+if the teacher's layers cannot be divided into as many equal groups as the student has layers.
 """
 
 from itertools import pairwise
+
+from distill.objectives.base import check_choice
 
 Pairs = tuple[tuple[int, int], ...]
 
 
 def uniform(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
-    """The last layer of each of `student_layers` equal groups of teacher layers: the map of TinyBERT and EfficientBERT.
-
-    Raises:
-        ValueError: the teacher's layers cannot be divided into that many equal groups.
-    """
+    """The last layer of each of `student_layers` equal groups of teacher layers (TinyBERT, EfficientBERT)."""
     return tuple(group[-1] for group in groups(student_layers, teacher_layers))
 
 
 def groups(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], ...]:
-    """The teacher's layers divided into `student_layers` equal groups; MicroBERT learns from the average of each.
-
-    Raises:
-        ValueError: as `uniform`.
-    """
+    """The teacher's layers divided into `student_layers` equal groups; MicroBERT learns from the average of each."""
     if student_layers < 1 or teacher_layers % student_layers:
         depths = [str(depth) for depth in range(1, teacher_layers + 1) if teacher_layers % depth == 0]
         raise ValueError(
@@ -36,9 +31,6 @@ def groups(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], .
 def overlapping_groups(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], ...]:
     """As `groups`, but every group after the first begins with the last layer of the group before: layers 1-3, 3-6, 6-9
     and 9-12 for 4 student layers (MicroBERT, section 3.2).
-
-    Raises:
-        ValueError: as `uniform`.
     """
     disjoint = groups(student_layers, teacher_layers)
     return (disjoint[0], *((before[-1], *group) for before, group in pairwise(disjoint)))
@@ -50,13 +42,10 @@ def pairs(student_layers: int, teacher_layers: int, choice: str = "all") -> Pair
     Args:
         choice: "all" states; "alternate", every second one, counted back from the last, so that the embedding output
             is among them where the student's depth is even; or the "last" one. MoEBERT's figure 3b compares the three.
-
-    Raises:
-        ValueError: as `uniform`, or the choice is unknown.
     """
     all_pairs = tuple(enumerate((0, *uniform(student_layers, teacher_layers))))
     choices = {"all": all_pairs, "alternate": all_pairs[student_layers % 2 :: 2], "last": all_pairs[-1:]}
-    _check_choice(choice, choices)
+    check_choice("layers", choice, choices)
     return choices[choice]
 
 
@@ -68,10 +57,9 @@ def patient(student_layers: int, teacher_layers: int, choice: str = "skip") -> P
         choice: "skip" for the uniform map, or "last" for the teacher's layers just before its last one.
 
     Raises:
-        ValueError: the student has a single layer, or the choice is unknown; for "skip", as `uniform`; for "last", the
-            teacher has fewer layers than the student.
+        ValueError: the student has a single layer, or for "last" more layers than the teacher.
     """
-    _check_choice(choice, ("skip", "last"))
+    check_choice("layers", choice, ("skip", "last"))
     if student_layers < 2:
         raise ValueError(f"a student of {student_layers} layers has none but its last: use one of at least 2 layers")
     if choice == "skip":
@@ -82,8 +70,3 @@ def patient(student_layers: int, teacher_layers: int, choice: str = "skip") -> P
             f"use a student of at most {teacher_layers} layers"
         )
     return tuple((layer, teacher_layers - student_layers + layer) for layer in range(1, student_layers))
-
-
-def _check_choice(choice: str, known: dict[str, Pairs] | tuple[str, ...]) -> None:
-    if choice not in known:
-        raise ValueError(f"unknown choice of layers {choice!r}: choose one of {', '.join(known)}")

@@ -39,7 +39,7 @@ class Progress:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet = quiet
         # Redrawn several times a second, so that its clocks are always right.
-        self.status = self.console.status(_Live(self), spinner_style="default")
+        self.status = self.console.status(self, spinner_style="default")
         self.begun = time.monotonic()
         self.what: str | None = None
         self.fraction: float | None = None
@@ -99,22 +99,15 @@ class Progress:
         """The lines of the live view."""
         return [self.line() if self.what is not None else f"({clock(time.monotonic() - self.begun)})"]
 
+    def __rich__(self) -> RenderableType:
+        """The live view, whose text is made when it is drawn."""
+        return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in self.lines()))
+
     def finish(self) -> None:
         """Print that the piece of work in progress is finished, with the time it took."""
         if self.what is not None:
             self.say(f"{self.what}: {clock(time.monotonic() - self.since)}")
         self.what = None
-
-
-class _Live:
-    """The live view, whose text is made when it is drawn."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-
-    def __rich__(self) -> RenderableType:
-        lines = (Text(line, no_wrap=True, overflow="ellipsis") for line in self.progress.lines())
-        return Group(*lines)
 
 
 @contextlib.contextmanager

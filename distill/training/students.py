@@ -36,11 +36,7 @@ def load_student(
 
 
 def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
-    """The configuration of the student that `spec` names, given its teacher's configuration; loads no weights.
-
-    Raises:
-        TeacherError: as `load_student`.
-    """
+    """The configuration of the student that `load_student` would load, given that of its teacher."""
     match = _LAYERS.fullmatch(spec)
     if match:
         config = copy.deepcopy(teacher)

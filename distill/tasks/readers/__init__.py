@@ -1,4 +1,7 @@
-"""Readers of data sets. A task is read by the first of `READERS` that has its name."""
+"""Readers of data sets. A task is read by the first of `READERS` that has its name.
+
+All functions here raise TaskError, with the place, for data that is missing, damaged or of another format.
+"""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

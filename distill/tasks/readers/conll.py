@@ -38,9 +38,6 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
     """A task of `TASKS`: the files train and dev (or valid) .conll or .txt in the folder `data`, else from the hub.
 
     The tags are those of the training file. Entities (`B-`, `I-`) are scored by their F1, other tags by accuracy.
-
-    Raises:
-        TaskError: the data is missing, or has a malformed line.
     """
     if data is not None:
         train_file, dev_file = _files(data)
@@ -98,9 +95,6 @@ def read(path: Path) -> Iterator[list[Word]]:
 
     A line starts with a word and ends with its tag. Columns are separated by tabs, or by blanks if the line has no
     tabs. A blank line ends a sentence. Lines of -DOCSTART- are skipped.
-
-    Raises:
-        TaskError: the file cannot be read, or a line does not have a word and a tag.
     """
     sentence: list[Word] = []
     for number, line in enumerate(read_lines(path), 1):
@@ -124,11 +118,7 @@ def tags_of(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def from_columns(where: str, table: dict[str, list], tags: tuple[str, ...]) -> TaggedSplit:
-    """The rows of a table in the hub's layout: columns `tokens` and `ner_tags`, a tag by its number.
-
-    Raises:
-        TaskError: a column is missing, or there is an unknown tag.
-    """
+    """The rows of a table in the hub's layout: columns `tokens` and `ner_tags`, a tag by its number."""
     problem = column_problem(("tokens", "ner_tags"), table)
     if problem:
         raise TaskError(f"{where}: {problem}")

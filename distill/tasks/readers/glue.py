@@ -112,9 +112,6 @@ TASKS: Mapping[str, Source] = {source.task.name: source for source in _SOURCES}
 def load(name: str, data: Path | None = None) -> TaskData[Split]:
     """Load a task of `TASKS` from the folder `data` (the task's own folder, or the parent of all tasks' folders), else
     from the hub. `mnli` is scored on the matched dev split, `mnli_mismatched` on the mismatched one.
-
-    Raises:
-        TaskError: the data is missing, or has a malformed row.
     """
     source = TASKS[name]
     if data is None:
@@ -146,11 +143,7 @@ def sources(name: str, data: Path | None = None) -> list[Path | str]:
 
 
 def official_files(source: Source, data: Path, *names: str) -> list[Path]:
-    """The task's files of these names, in its own folder or in the parent of all tasks' folders.
-
-    Raises:
-        TaskError: the first of them is in neither.
-    """
+    """The task's files of these names, in its own folder or in the parent of all tasks' folders."""
     for folder in (data / source.folder, data):
         if (folder / names[0]).is_file():
             return [folder / name for name in names]
@@ -164,11 +157,7 @@ Row = tuple[str, Sequence[str], str]
 
 
 def read(source: Source, path: Path) -> Split:
-    """The rows of one official file.
-
-    Raises:
-        TaskError: the file cannot be read, lacks a column, or has a malformed line.
-    """
+    """The rows of one official file."""
     cells, malformed = read_cells(path, (source.label, *source.texts), source.header, skip_malformed=source.broken)
     rows = [(f"{path}:{number}", texts, label) for number, (label, *texts) in cells]
     names = source.task.labels
@@ -187,9 +176,6 @@ def read_cells(
 
     Args:
         header: the names of all columns if the file has no header line.
-
-    Raises:
-        TaskError: the file cannot be read, lacks a column, or has a malformed line.
     """
     lines = read_lines(path)
     if not lines:
@@ -214,11 +200,7 @@ def read_cells(
 
 
 def from_columns(source: Source, table: Mapping[str, Sequence]) -> Split:
-    """The rows of a table in the hub's layout: columns `hub_texts` and `label`, a class by its number.
-
-    Raises:
-        TaskError: as `read`.
-    """
+    """The rows of a table in the hub's layout: columns `hub_texts` and `label`, a class by its number."""
     where = ":".join(filter(None, source.hub))
     problem = column_problem((*source.hub_texts, "label"), table)
     if problem:

@@ -30,9 +30,6 @@ SUBMISSIONS = {
 def read_test(name: str, data: Path | None = None) -> tuple[list[str], Split]:
     """The indices and the rows of a task's test split, from the official file in the folder `data` or from the hub. All
     labels are 0.
-
-    Raises:
-        TaskError: the task has no test split, or it cannot be read.
     """
     if name not in SUBMISSIONS:
         raise TaskError(f"the task {name!r} has no test split to predict; there are those of {', '.join(SUBMISSIONS)}")

@@ -69,11 +69,7 @@ Row = tuple[str, str, str, tuple[tuple[str, int], ...]]
 
 
 def read(path: Path) -> QuestionSplit:
-    """Read the questions of one official file. A question that is marked `is_impossible` has no answer.
-
-    Raises:
-        TaskError: the file cannot be read or has another format, or an answer is not at the given position.
-    """
+    """Read the questions of one official file. A question that is marked `is_impossible` has no answer."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -103,9 +99,6 @@ def _value(place: str, holder: Any, key: str, kind: type) -> Any:
 def from_columns(where: str, table: Mapping[str, Sequence]) -> QuestionSplit:
     """The rows of a table in the hub's layout: columns `id`, `question`, `context`, and `answers`, a dict of the lists
     `text` and `answer_start`.
-
-    Raises:
-        TaskError: as `read`.
     """
     names = ("id", "question", "context", "answers")
     problem = column_problem(names, table)

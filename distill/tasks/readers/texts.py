@@ -24,9 +24,6 @@ def read_paragraphs(source: str | Path) -> Iterator[str]:
 
     An empty string ends a document: a file, a row of a data set, and what precedes blank lines or one of wikitext's
     headings (` = Title = `), which are skipped.
-
-    Raises:
-        TaskError: there is no such file, folder or data set, or no text in it.
     """
     files, name = _places(source)
     documents = _rows_of(_table(name)) if name else map(lines_of, files)
@@ -53,11 +50,7 @@ def check_source(source: str | Path) -> None:
 
 
 def text_key(source: str | Path) -> str:
-    """A key that changes whenever the text does, computed without reading a whole data set from the hub.
-
-    Raises:
-        TaskError: as `read_paragraphs`.
-    """
+    """A key that changes whenever the text does, computed without reading a whole data set from the hub."""
     files, name = _places(source)
     if name:
         return fingerprint(hub.files(_table(name)))
@@ -97,9 +90,6 @@ def _rows_of(table: Any) -> Iterator[Iterable[str]]:
 def lines_of(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file, with or without a byte order mark, one at a time. Only a line feed ends a line, which
     is part of it.
-
-    Raises:
-        TaskError: the file cannot be read.
     """
     place = 0
     try:

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 
 from distill.objectives import hard_labels
-from distill.objectives.replacement import Replacement, replacing
+from distill.objectives.theseus import Replacement, replacing
 from distill.training.loop import train
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
@@ -23,7 +23,7 @@ def pair() -> tuple[Any, Any]:
 
 
 def drawn(*standing_in: bool) -> Replacement:
-    replacement = Replacement(len(standing_in), 10, 0)
+    replacement = Replacement(len(standing_in), 10, 0, start=0.3, until=0.75)
     replacement.standing_in = standing_in
     return replacement
 
@@ -58,7 +58,7 @@ def test_only_its_own_layers_learn(accelerator: Accelerator) -> None:
     student, teacher = pair()
     before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
     own = {name: weight.clone() for name, weight in student.state_dict().items()}
-    replacement = Replacement(2, 6, 0)
+    replacement = Replacement(2, 6, 0, start=0.3, until=0.75)
     batches = (batch(8, seed=seed) for seed in range(6))
     with replacing(student, teacher, replacement):
         train(
@@ -93,7 +93,7 @@ def test_rate_rises_and_draws_follow_it() -> None:
 
 def test_draws_hang_on_the_step_alone() -> None:
     def draws(first: int) -> list[tuple[bool, ...]]:
-        replacement = Replacement(4, 20, 7)
+        replacement = Replacement(4, 20, 7, start=0.3, until=0.75)
         return [replacement.standing_in for _ in replacement.drawn([{}] * 20)][first:]
 
     assert draws(0)[5:] == draws(5)
