@@ -14,8 +14,7 @@ from distill.encoders.student.expert_linear import ExpertLinear, RoutedLinear
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
 from distill.tasks.types import TASK_TYPES
 from distill.training.teacher import TeacherError
-from search_spaces import FFN, GELU, PUBLISHED, Architecture, Experts, FFNGraph, cost
-from search_spaces.routing import ROUTINGS
+from search_spaces import PUBLISHED, Architecture, Experts, cost
 from supernet.build import ACTIVATIONS, base_of_teacher, build, config_of, from_teacher, layer_output_statistics
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, bases, batch, bert
@@ -35,36 +34,14 @@ def stored(architecture: Architecture, labels: int) -> int:
 
 
 def test_parameters_are_the_closed_form() -> None:
-    for number, architecture in enumerate(drawn(200)):
+    for number, architecture in enumerate(drawn(60)):
         labels = 1 + number % 4
         assert stored(architecture, labels) == cost.params(architecture, labels), architecture
 
 
-def test_parameters_of_gated_architectures() -> None:
-    graphs = [
-        FFNGraph.parse(text)
-        for text in (
-            "project(mul(gelu(expand(x)),gate(x)))",
-            "project(max(gate(tanh(x)),mul(expand(x),x)))",
-            "project(gelu(expand(x)))",
-        )
-    ]
-    for architecture in drawn(30):
-        layers = [replace(genes, graph=graph) for genes, graph in zip(architecture.ffns, graphs, strict=False)]
-        gated = Architecture.of_ffns(architecture.base, tuple(layers))
-        assert stored(gated, 2) == cost.params(gated, 2), gated
-        extra = sum(genes.stack * genes.inner(gated.base) * (gated.base.width + 1) for genes in layers[:2])
-        ungated = tuple(ungate(genes) for genes in layers)
-        assert stored(gated, 2) - stored(Architecture.of_ffns(gated.base, ungated), 2) == extra
-
-
-def ungate(genes: FFN) -> FFN:
-    """The same with `expand` in place of the gate's value."""
-    text = str(genes.graph).replace("gate(tanh(x))", "expand(x)").replace("gate(x)", "expand(x)")
-    return replace(genes, graph=FFNGraph.parse(text))
-
-
-def check_experts(architecture: Architecture) -> None:
+@settings(max_examples=60, deadline=None)
+@given(strategies.architectures())
+def test_parameters_of_experts(architecture: Architecture) -> None:
     with torch.device("meta"):
         model = build(architecture, labels=3)
     idle = 0
@@ -93,25 +70,6 @@ def check_experts(architecture: Architecture) -> None:
         if genes.experts.count > 1 and not genes.experts.gated
     }
     assert tables.keys() <= model.state_dict().keys()
-
-
-@settings(max_examples=60, deadline=None)
-@given(strategies.architectures())
-def test_parameters_of_experts(architecture: Architecture) -> None:
-    check_experts(architecture)
-
-
-@pytest.mark.parametrize("attention_experts", [1, 4])
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_parameters_of_experts_of_each_routing(routing: str, attention_experts: int) -> None:
-    for base in islice(bases(7), 4):
-        base = replace(base, inner=base.inner - base.inner % 8)
-        for graph, experts in (
-            (GELU, Experts(4, Fraction(1, 2), routing, 2)),
-            (FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"), Experts(8, Fraction(0), routing)),
-            (FFNGraph.parse("max(x,project(mul(expand(x),x)))"), Experts(3, Fraction(1), routing, 3)),
-        ):
-            check_experts(Architecture.uniform(base, graph, 2, Fraction(1, 8), experts, attention_experts))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -159,19 +117,13 @@ def same(
     yield from zip(expected.attention_scores, actual.attention_scores, strict=True)
 
 
-@pytest.mark.parametrize("eps", [1e-12, 1e-3])
-@pytest.mark.parametrize("act", ["gelu", "gelu_pytorch_tanh", "relu", "silu"])
-def test_one_block_is_the_teacher_exactly(act: str, eps: float) -> None:
-    teacher = bert(hidden_act=act, layer_norm_eps=eps)
+@pytest.mark.parametrize("act", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"])
+def test_one_block_is_the_teacher_exactly(act: str) -> None:
+    teacher = bert(hidden_act=act, layer_norm_eps=1e-3)
+    # The library writes gelu_new out in single operations; the fused one rounds differently.
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if act == "gelu_new" else {"rtol": 0, "atol": 0}
     for expected, actual in same(teacher, from_teacher(teacher, stack=1), batch()):
-        assert torch.equal(expected, actual)
-
-
-def test_one_block_is_a_gelu_new_teacher_up_to_rounding() -> None:
-    # The library writes this activation out in single operations; the fused one rounds differently.
-    teacher = bert(hidden_act="gelu_new", layer_norm_eps=1e-5)
-    for expected, actual in same(teacher, from_teacher(teacher, stack=1), batch()):
-        torch.testing.assert_close(expected, actual, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(expected, actual, **tolerance)
 
 
 def test_the_supernet_shares_no_memory_with_its_teacher() -> None:
@@ -181,20 +133,6 @@ def test_the_supernet_shares_no_memory_with_its_teacher() -> None:
     assert places.isdisjoint(parameter.untyped_storage().data_ptr() for parameter in student.parameters())
 
 
-def layer_errors(teacher: torch.nn.Module, stack: int) -> list[float]:
-    """Relative error of every layer's valid hidden states."""
-    given = [batch(6, 12, seed=seed) for seed in range(3)]
-    student = from_teacher(teacher, stack, layer_output_statistics(teacher, given)).eval()
-    errors = []
-    with torch.no_grad():
-        expected = run(teacher, given[0], EVERYTHING).hidden_states
-        actual = run(student, given[0], EVERYTHING).hidden_states
-    mask = given[0]["attention_mask"].bool()
-    for a, b in zip(expected, actual, strict=True):
-        errors.append(float((a[mask] - b[mask]).norm() / a[mask].norm()))
-    return errors
-
-
 def test_further_blocks_are_the_identity_where_all_tokens_have_the_same_statistics() -> None:
     teacher = bert()
     for name, parameter in teacher.named_parameters():
@@ -202,15 +140,13 @@ def test_further_blocks_are_the_identity_where_all_tokens_have_the_same_statisti
             torch.nn.init.constant_(parameter, 0.7)
         if name.endswith(".output.LayerNorm.bias"):
             torch.nn.init.constant_(parameter, 0.1)
-    assert max(layer_errors(teacher, 4)) < 1e-5
-
-
-def test_further_blocks_are_near_the_identity() -> None:
-    # Gains and shifts vary by a fifth here, which is what makes tokens differ in mean and deviation.
-    errors = layer_errors(bert(), 2)
-    assert errors[0] == 0
-    assert errors[1] < 0.1
-    assert errors[2] < 0.2
+    batches = [batch(6, 12, seed=seed) for seed in range(3)]
+    student = from_teacher(teacher, 4, layer_output_statistics(teacher, batches)).eval()
+    with torch.no_grad():
+        states = [run(model, batches[0], EVERYTHING).hidden_states for model in (student, teacher)]
+    valid_BT = batches[0]["attention_mask"].bool()
+    for actual, expected in zip(*states, strict=True):
+        torch.testing.assert_close(actual[valid_BT], expected[valid_BT], rtol=1e-4, atol=1e-4)
 
 
 def test_layer_output_statistics() -> None:

@@ -40,35 +40,6 @@ def test_the_full_architecture_is_the_supernet(embedding: int | None) -> None:
     assert torch.equal(logits(candidate), logits(whole))
 
 
-@pytest.mark.parametrize("mismatch", ["narrow", "wide"])
-def test_random_architectures_take_leading_slices(mismatch: str) -> None:
-    weights = supernet(mismatch=mismatch).state_dict()
-    before = {name: tensor.clone() for name, tensor in weights.items()}
-    addresses = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
-    for architecture in architectures(40, replace(BASE, mismatch=mismatch)):
-        inherited = inherit(weights, architecture)
-        assert addresses.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in inherited.values())
-
-        expected = {name: tensor for name, tensor in weights.items() if ".ffn." not in name}
-        for layer, genes in enumerate(architecture.ffns):
-            for block in range(genes.stack):
-                prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
-                inner, projected = genes.inner(BASE), project_width(architecture.base, genes)
-                expected[prefix + "expand.weight"] = weights[prefix + "expand.weight"][:inner]
-                expected[prefix + "expand.bias"] = weights[prefix + "expand.bias"][:inner]
-                expected[prefix + "project.weight"] = weights[prefix + "project.weight"][:, :projected]
-                for whole in ("project.bias", "LayerNorm.weight", "LayerNorm.bias"):
-                    expected[prefix + whole] = weights[prefix + whole]
-        assert inherited.keys() == expected.keys()
-        assert all(torch.equal(inherited[name], expected[name]) for name in expected)
-
-        candidate = build(architecture, weights=inherited).eval()
-        assert torch.isfinite(logits(candidate)).all()
-        for parameter in candidate.parameters():
-            parameter.data.zero_()
-    assert all(torch.equal(weights[name], before[name]) for name in weights)
-
-
 @pytest.mark.parametrize("head", ["none", *TASK_TYPES])
 def test_every_head(head: str) -> None:
     whole = build(Architecture.uniform(BASE, GELU, STACK), TASK_TYPES.get(head))
@@ -126,51 +97,12 @@ def test_a_gate_that_the_supernet_lacks_is_the_constant_one(expansion: Fraction)
     assert all(torch.equal(tensor, inherited[GEGLU][name]) for name, tensor in inherited[GELU].items())
 
 
-def test_a_gate_that_starts_as_one_learns() -> None:
-    architecture = Architecture.uniform(BASE, graph=GEGLU)
-    candidate = build(architecture, weights=inherit(supernet().state_dict(), architecture))
-    candidate(**batch(labels=2)).loss.backward()
-    for layer in candidate.base_model.encoder.layer:
-        assert layer.ffn[0].gate.weight.grad.abs().max() > 0
-
-
-def test_gates_of_the_supernet_are_sliced_where_the_candidate_has_one() -> None:
-    largest = Architecture.uniform(BASE, GEGLU, STACK)
-    whole = shaken(build(largest)).eval()
-    weights = whole.state_dict()
-    full = build(largest, weights=inherit(weights, largest)).eval()
-    assert torch.equal(logits(full), logits(whole))
-
-    other = FFNGraph.parse("project(add(gate(x),mul(expand(x),x)))")
-    layers = (FFN(GEGLU, 2, Fraction(1, 4)), FFN(GELU, 3, Fraction(1, 2)), FFN(other, 1, Fraction(3, 4)))
-    architecture = Architecture.of_ffns(BASE, layers)
-    inherited = inherit(weights, architecture)
-    build(architecture, weights=inherited)
-    for layer, genes in enumerate(layers):
-        for block in range(STACK):
-            prefix = f"bert.encoder.layer.{layer}.ffn.{block}."
-            for name in ("gate.weight", "gate.bias"):
-                if genes.graph == GELU or block >= genes.stack:
-                    assert prefix + name not in inherited
-                    continue
-                tensor = inherited[prefix + name]
-                assert torch.equal(tensor, weights[prefix + name][: genes.inner(BASE)])
-                assert tensor.untyped_storage().data_ptr() != weights[prefix + name].untyped_storage().data_ptr()
-    with pytest.raises(ValueError, match=r"gate\.weight has 48 channels; the architecture needs 49"):
-        inherit(
-            {name: tensor for name, tensor in weights.items() if ".expand." not in name},
-            Architecture.uniform(replace(BASE, inner=49), graph=GEGLU),
-        )
-
-
 def test_too_small_supernets() -> None:
     weights = supernet().state_dict()
     with pytest.raises(ValueError, match=r"layers\[0\]\.ffn\.stack is 4; the supernet has 3 blocks there"):
         inherit(weights, Architecture.uniform(BASE, stack=4))
     with pytest.raises(ValueError, match=r"ffn\.0\.expand\.weight has 48 channels; the architecture needs 49"):
         inherit(weights, Architecture.uniform(replace(BASE, inner=49)))
-    with pytest.raises(ValueError, match=r"layers\[3\]\.ffn\.stack is 1; the supernet has 0 blocks there"):
-        inherit(weights, Architecture.uniform(replace(BASE, depth=4)))
     with pytest.raises(ValueError, match="the supernet has a layer 2; the architecture has 2 layers"):
         inherit(weights, Architecture.uniform(replace(BASE, depth=2)))
 
@@ -258,7 +190,7 @@ def check_experts(weights: dict[str, Tensor], architecture: Architecture) -> Non
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("mismatch", ["narrow", "wide"])
-def test_experts_of_random_graphs_take_slices(mismatch: str, gated: bool) -> None:
+def test_random_architectures_take_leading_slices(mismatch: str, gated: bool) -> None:
     base = replace(BASE, mismatch=mismatch)
     weights = shaken(build(Architecture.uniform(base, GEGLU if gated else GELU, 2))).state_dict()
     before = {name: tensor.clone() for name, tensor in weights.items()}
@@ -337,7 +269,6 @@ def test_copies_compute_what_the_supernet_does(routing: str, top_k: int) -> None
 
 
 def test_a_mixture_is_no_supernet() -> None:
-    """Whatever comes first in it, and whatever is to be made of it."""
     small = {"stack": 1, "expansion": Fraction(1, 4)}
     for experts, attention_experts, name in (
         (Experts(4), 1, r"ffn\.0\.expand\.weight is of 4 experts"),
@@ -345,16 +276,11 @@ def test_a_mixture_is_no_supernet() -> None:
         (Experts(), 3, r"attention\.self\.query\.weight is of 3 experts"),
     ):
         several = Architecture.uniform(BASE, experts=experts, attention_experts=attention_experts, **small)
-        mixture = build(several).state_dict()
-        backwards = dict(reversed(mixture.items()))
-        for wanted in (Architecture.uniform(BASE, **small), several):
-            with pytest.raises(ValueError, match=rf"the supernet must be dense: .*\.layer\.0\.{name}"):
-                inherit(mixture, wanted)
-            with pytest.raises(ValueError, match=r"the supernet must be dense: .*\.layer\.2\..* experts"):
-                inherit(backwards, wanted)
+        with pytest.raises(ValueError, match=rf"the supernet must be dense: .*\.layer\.0\.{name}"):
+            inherit(build(several).state_dict(), several)
 
 
-def test_experts_that_a_supernet_is_too_small_for() -> None:
+def test_experts_that_lack_channels_or_frequencies() -> None:
     weights = supernet().state_dict()
     wider = replace(BASE, inner=96)
     with pytest.raises(ValueError, match=r"ffn\.0\.expand\.weight has 48 channels; the architecture needs 96"):
@@ -362,10 +288,6 @@ def test_experts_that_a_supernet_is_too_small_for() -> None:
     balanced = Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=Experts(4, routing="balanced_hash"))
     with pytest.raises(ValueError, match="balanced_hash shares out the tokens of training data: it needs their freq"):
         inherit(weights, balanced)
-    with pytest.raises(ValueError, match=r"frequencies are of \(49,\) ids; the vocabulary has 50"):
-        inherit(weights, balanced, FREQUENCIES[1:])
-    with pytest.raises(ValueError, match=r"layers\[0\]\.ffn\.stack is 4; the supernet has 3 blocks there"):
-        inherit(weights, Architecture.uniform(BASE, stack=4, expansion=Fraction(1, 4), experts=Experts(4)))
 
 
 def test_only_routers_and_heads_depend_on_the_seed() -> None:

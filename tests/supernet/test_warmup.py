@@ -1,7 +1,5 @@
 """Warming up: the loss falls, drawn graphs are what is trained, and nothing of them stays."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from accelerate import Accelerator
@@ -88,21 +86,12 @@ def test_a_graph_that_does_not_fit_leaves_its_layer(accelerator: Accelerator) ->
     assert recorded == [[original[0], program(fits), original[2]]] * 2
 
 
-def fail(*_: object) -> list[FFNGraph]:
-    raise RuntimeError("interrupted")
-
-
-@pytest.mark.parametrize("where", ["first draw", "later draw", "after a step", "too few graphs"])
-def test_programs_are_restored_after_an_exception(accelerator: Accelerator, where: str) -> None:
+@pytest.mark.parametrize("step", [0, 1])
+def test_programs_are_restored_after_an_exception(accelerator: Accelerator, step: int) -> None:
     relu = FFNGraph.parse("project(relu(expand(x)))")
-    calls = iter([lambda: [relu] * 3] * (where != "first draw") + [fail] * 9)
-    draw: Callable[[], list[FFNGraph]] = lambda: next(calls)()  # noqa: E731
-    if where == "after a step":
-        draw = lambda: [relu] * 3  # noqa: E731
-    elif where == "too few graphs":
-        draw = lambda: [relu] * 2  # noqa: E731
     supernet = build(Architecture.uniform(BASE, stack=2), labels=3)
     original = programs(supernet)
-    with pytest.raises((RuntimeError, ValueError), match=r"interrupted|shorter"):
-        warm(accelerator, 3, supernet, draw_graphs=draw, after_step=fail if where == "after a step" else None)
+    draws = iter([[relu] * 3] * step + [[relu] * 2])
+    with pytest.raises(ValueError, match="shorter"):
+        warm(accelerator, 3, supernet, draw_graphs=lambda: next(draws))
     assert programs(supernet) == original

@@ -16,19 +16,6 @@ from supernet.experts.routers import DEVIATION, initial_gate, initial_head, rout
 VOCABULARY = 30522
 
 
-@pytest.mark.parametrize("vocabulary", [1, 50, VOCABULARY])
-def test_tables_are_reproducible_and_leave_the_global_generator_alone(vocabulary: int) -> None:
-    for count in (2, 3, 64):
-        first = routing_table(Experts(count), vocabulary, layer=5)
-        torch.manual_seed(count)
-        before = torch.get_rng_state()
-        again = routing_table(Experts(count), vocabulary, layer=5)
-        assert torch.equal(first, again)
-        assert torch.equal(torch.get_rng_state(), before)
-        assert (again.dtype, again.shape) == (torch.uint8, (vocabulary,))
-        assert int(again.max()) < count
-
-
 def test_tables_share_out_the_ids_and_differ_from_layer_to_layer() -> None:
     for count in (2, 3, 8):
         tables = [routing_table(Experts(count), VOCABULARY, layer) for layer in range(12)]
@@ -85,15 +72,6 @@ def test_balanced_tables_balance_frequencies_of_zipf(count: int) -> None:
 
     assert load("balanced_hash", 0) < 1.001
     assert sum(load("hash", layer) for layer in range(10)) / 10 > 1.02
-
-
-def test_balanced_tables_need_frequencies_of_the_whole_vocabulary() -> None:
-    balanced = Experts(4, routing="balanced_hash")
-    with pytest.raises(ValueError, match="balanced_hash shares out the tokens of training data: it needs their freq"):
-        routing_table(balanced, 50, 0)
-    for shape in ((49,), (50, 1), ()):
-        with pytest.raises(ValueError, match=r"frequencies are of \(.*\) ids; the vocabulary has 50"):
-            routing_table(balanced, 50, 0, torch.ones(shape))
 
 
 def test_gates_of_different_numbers() -> None:

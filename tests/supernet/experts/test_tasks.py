@@ -17,10 +17,8 @@ import torch
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     BertConfig,
     BertForQuestionAnswering,
-    BertForTokenClassification,
     BertTokenizerFast,
 )
 
@@ -110,53 +108,6 @@ def test_cola_by_matthews(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     check(models, printed, expected)
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Mean ranks of equal values."""
-    return np.array([(values < value).sum() + ((values == value).sum() + 1) / 2 for value in values])
-
-
-def numbers(folder: Path, texts: Sequence[tuple[str, ...]], actual: np.ndarray) -> dict[str, float]:
-    outputs = logits_of(folder, AutoModelForSequenceClassification, texts)
-    predicted = np.array([float(output.logits) for output in outputs])
-    return {
-        "pearson": float(np.corrcoef(predicted, actual)[0, 1]),
-        "spearmanr": float(np.corrcoef(ranks(predicted), ranks(actual))[0, 1]),
-    }
-
-
-@pytest.mark.parametrize("own_files", [False, True])
-def test_regression_by_both_correlations(own_files: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "STS-B").mkdir()
-    columns = [
-        "index",
-        "genre",
-        "filename",
-        "year",
-        "old_index",
-        "source1",
-        "source2",
-        "sentence1",
-        "sentence2",
-        "score",
-    ]
-    pairs = [(text(row, 2 + row % 4), text(row + 3, 2 + row % 3)) for row in range(25)]
-    scores = np.array([(row * row % 11) / 2 for row in range(25)])
-    for name, count in (("train", 24), ("dev", 25)):
-        lines = ["\t".join((*"0123456", *pairs[row], str(scores[row]))) for row in range(count)]
-        (tmp_path / "STS-B" / f"{name}.tsv").write_text("\n".join(["\t".join(columns), *lines]) + "\n")
-    checkpoint = saved(bert(labels=1, problem_type="regression"), tmp_path / "bert")
-    rows = ["--task", "stsb", "--data", str(tmp_path)]
-    if own_files:
-        files = [f"--{name}={tmp_path / 'STS-B' / name}.tsv" for name in ("train", "dev")]
-        rows = [*files, "--regression", "--text", "sentence1", "--pair", "sentence2", "--label", "score"]
-    models, printed = split_distil_and_prune(checkpoint, tmp_path, rows, capsys)
-    expected = {
-        stage: numbers(tmp_path / folder, pairs, scores)
-        for stage, folder in (("teacher", "bert"), ("mixture", "mixture"), ("dropped", "pruned"))
-    }
-    check(models, printed, expected)
-
-
 def write_squad(folder: Path, version: str, answerable: Callable[[int], bool]) -> dict[str, list[tuple[str, ...]]]:
     """Writes official files; returns (question, context, answers...) of every question by split."""
     written: dict[str, list[tuple[str, ...]]] = {}
@@ -223,40 +174,6 @@ def test_questions_by_exact_match_and_f1(
         expected[stage] = {"exact_match": float(np.mean(exact)), "f1": float(np.mean(overlap))}
     assert models["dev_rows"] == 104
     check(models, printed, expected)
-
-
-def test_tags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """CoNLL's files. Of tags without entities inside one another, word by word."""
-    sentences = [text(row, 3 + row % 4).split() for row in range(20)]
-    for name in ("train", "dev"):
-        tagged = ["".join(f"{word} {TAGS[int(word[1:]) % 2]}\n" for word in words) for words in sentences]
-        (tmp_path / f"{name}.txt").write_text("\n".join(tagged))
-    config = BertConfig(**SHAPE, num_labels=2, id2label=dict(enumerate(TAGS[:2])))
-    checkpoint = saved(shaken(BertForTokenClassification(config), 4), tmp_path / "bert")
-    models, printed = split_distil_and_prune(checkpoint, tmp_path, ["--task", "conll", "--data", str(tmp_path)], capsys)
-    outputs = logits_of(tmp_path / "mixture", AutoModelForTokenClassification, [(" ".join(s),) for s in sentences])
-    predicted = [output.logits[0, 1:-1].argmax(dim=-1).tolist() for output in outputs]
-    actual = [[int(word[1:]) % 2 for word in words] for words in sentences]
-    pairs = [pair for rows in zip(predicted, actual, strict=True) for pair in zip(*rows, strict=True)]
-    # With B tags only, every one of them is an entity of its own.
-    both, found, there = (sum(map(bool, column)) for column in ([p * a for p, a in pairs], *zip(*pairs, strict=True)))
-    check(models, printed, {"mixture": {"f1": 2 * both / (found + there)}})
-
-
-def test_sizes_are_those_of_the_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also without a pooler, which question answering does not have."""
-    write_squad(tmp_path, "v1.1", lambda row: True)
-    checkpoint = saved(shaken(BertForQuestionAnswering(BertConfig(**SHAPE)), 3), tmp_path / "bert")
-    rows = ["--task", "squad", "--data", str(tmp_path), "--max-length", "16", "--device", "cpu"]
-    assert main([str(checkpoint), "--out", str(tmp_path / "out"), *rows, "--experts", "4"]) == 0
-    measured = json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]
-    model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out", trust_remote_code=True)
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    experts = sum(size for name, size in sizes.items() if re.search(r"\.ffn\.0\.(expand|project)\.", name))
-    assert measured["mixture"]["params"] == sum(sizes.values())
-    assert measured["mixture"]["params_active"] == sum(sizes.values()) - experts * 3 // 4
-    assert not any("pooler" in name for name in sizes)
-    assert measured["teacher"]["params"] == measured["teacher"]["params_active"]
 
 
 def test_a_head_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
