@@ -106,13 +106,9 @@ def _results() -> list[Path]:
 
 def _rooms() -> list[str]:
     """The packages and their subpackages by their dotted names."""
-    folders = [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("__init__.py"))]
-    return [".".join(folder.relative_to(ROOT).parts) for folder in sorted(folders, key=lambda path: _order(path))]
-
-
-def _order(folder: Path) -> tuple[int, tuple[str, ...]]:
-    parts = folder.relative_to(ROOT).parts
-    return PACKAGES.index(parts[0]), parts
+    folders = [path.parent for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")]
+    names = [folder.relative_to(ROOT).parts for folder in folders]
+    return [".".join(parts) for parts in sorted(names, key=lambda parts: (PACKAGES.index(parts[0]), parts))]
 
 
 def _reference_uri(package: str) -> str:

@@ -34,25 +34,17 @@ COSTS = {
 def parser() -> Parser:
     """The command line's options."""
     result = Parser("nas.compare", description=__doc__)
-    result.add_argument(
-        "items",
-        nargs="+",
-        metavar="ITEM",
-        help="a study's folder (its winner), a checkpoint of train_final.py, an architecture file, or the name of a "
-        "published architecture; the first one is the reference",
+    add = result.add_argument
+    items = (
+        "a study's folder (its winner), a checkpoint of train_final.py, an architecture file, or the name of a "
+        "published architecture; the first one is the reference"
     )
-    result.add_argument("--storage", metavar="URL", help="Optuna storage URL of the studies (default: their study.db)")
-    result.add_argument(
-        "--tokens",
-        type=at_least(1),
-        help="sequence length for which MACs are counted (default: 128, or the shortest base's positions)",
-    )
-    result.add_argument(
-        "--labels", type=at_least(1), default=3, help="classes of the classifier (default: %(default)s)"
-    )
-    result.add_argument(
-        "--rows", type=at_least(1), metavar="N", help="score checkpoints on the first N dev rows (default: on all)"
-    )
+    add("items", nargs="+", metavar="ITEM", help=items)
+    add("--storage", metavar="URL", help="Optuna storage URL of the studies (default: their study.db)")
+    tokens = "sequence length for which MACs are counted (default: 128, or the shortest base's positions)"
+    add("--tokens", type=at_least(1), help=tokens)
+    add("--labels", type=at_least(1), default=3, help="classes of the classifier (default: %(default)s)")
+    add("--rows", type=at_least(1), metavar="N", help="score checkpoints on the first N dev rows (default: on all)")
     add_device_option(result)
     result.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return result
@@ -154,12 +146,9 @@ def differences_table(paired: "Sequence[Difference]") -> "Table":
         Column("difference", difference),
         Column("95 % interval", lambda ends: f"{ends[0]:+.4f} to {ends[1]:+.4f}"),
         Column("p", "{:.3g}".format),
-        Column("McNemar's p", "{:.3g}".format),
         Column("on", is_text=True),
     )
-    rows = [
-        (d.name, d.score, d.reference, (d.value, d.standard_error), d.interval, d.p, d.mcnemar, d.on) for d in paired
-    ]
+    rows = [(d.name, d.score, d.reference, (d.value, d.standard_error), d.interval, d.p, d.on) for d in paired]
     return Table(columns, rows)
 
 

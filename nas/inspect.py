@@ -57,7 +57,7 @@ def show_singular_values(folder: Path, console: Console) -> None:
     """Print how many singular values of a checkpoint's FFN output maps are large, and their weights if the others were
     left out (MiniMoE, table 12). Raises UserError as `spectra`.
     """
-    from nas.report.singular_values import THRESHOLDS, spectra
+    from nas.report.singular_values import THRESHOLDS, Spectrum, spectra
 
     maps = spectra(folder)
     columns = [
@@ -65,42 +65,33 @@ def show_singular_values(folder: Path, console: Console) -> None:
         Column("weights", count),
         Column(f"decomposed above {THRESHOLDS[1]}", count),
     ]
-    rows: list[tuple[object, ...]] = []
-    for one in maps:
-        number = len(one.values)
-        above = (f"{one.above(threshold)}/{number} = {one.above(threshold) / number:.0%}" for threshold in THRESHOLDS)
-        weights = (one.shape[0] * one.shape[1], one.params(THRESHOLDS[1]))
-        rows.append((one.layer, one.block, one.expert or None, *above, *weights))
-    number = sum(len(one.values) for one in maps)
-    above = (f"{sum(one.above(threshold) for one in maps) / number:.0%}" for threshold in THRESHOLDS)
-    whole = sum(one.shape[0] * one.shape[1] for one in maps)
-    rows.append(("all", None, None, *above, whole, sum(one.params(THRESHOLDS[1]) for one in maps)))
-    Table(columns, rows, strong=len(maps)).print(console)
+
+    def numbers(maps: Sequence[Spectrum]) -> tuple[object, ...]:
+        values = sum(len(one.values) for one in maps)
+        counts = (sum(one.above(threshold) for one in maps) for threshold in THRESHOLDS)
+        weights = sum(one.shape[0] * one.shape[1] for one in maps), sum(one.params(THRESHOLDS[1]) for one in maps)
+        return *(f"{count}/{values} = {count / values:.0%}" for count in counts), *weights
+
+    rows = [(one.layer, one.block, one.expert, *numbers([one])) for one in maps]
+    Table(columns, [*rows, ("all", None, None, *numbers(maps))], strong=len(maps)).print(console)
 
 
 def parser() -> Parser:
     """The command line's options."""
     result = Parser("nas.inspect", description=__doc__)
-    names = ", ".join(PUBLISHED)
-    result.add_argument("architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {names}")
-    result.add_argument(
-        "--tokens", type=int, default=128, help="sequence length for which MACs are counted (default: %(default)s)"
-    )
-    result.add_argument(
-        "--labels", type=at_least(1), default=3, help="classes of the classifier (default: %(default)s)"
-    )
-    result.add_argument(
-        "--head", metavar="TYPE", help="the task type, such as token_classification (default: classification)"
-    )
+    add, published = result.add_argument, ", ".join(PUBLISHED)
+    add("architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {published}")
+    add("--tokens", type=int, default=128, help="sequence length for which MACs are counted (default: %(default)s)")
+    add("--labels", type=at_least(1), default=3, help="classes of the classifier (default: %(default)s)")
+    add("--head", metavar="TYPE", help="the task type, such as token_classification (default: classification)")
     form = result.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     form.add_argument("--latex", action="store_true", help="print only the formula of each layer, in LaTeX")
-    form.add_argument(
-        "--singular-values",
-        action="store_true",
-        help="of a checkpoint, BERT's included: how many singular values of each FFN's or expert's output map are "
-        "above 0.2, 0.1 and 0.05 of the largest",
+    singular_values = (
+        "of a checkpoint, BERT's included: how many singular values of each FFN's or expert's output map are above "
+        "0.2, 0.1 and 0.05 of the largest"
     )
+    form.add_argument("--singular-values", action="store_true", help=singular_values)
     return result
 
 

@@ -23,21 +23,18 @@ from nas.study.folder import STAGES, Folder
 def parser() -> Parser:
     """The command line's options."""
     result = Parser("nas.pick", description=__doc__)
-    result.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
-    result.add_argument("--stage", choices=STAGES, help="stage to choose from (default: the last one with a score)")
-    result.add_argument("--trial", type=int, metavar="N", help="the trial of this number")
-    result.add_argument(
-        "--max-params",
-        metavar="8M",
-        help="the best trial with at most this many parameters; trials beyond the search's own budget count too",
-    )
-    result.add_argument("--max-macs", metavar="1G", help="the same for MACs")
-    result.add_argument("--max-latency", metavar="12ms", help="the same for the latency")
-    keep = "the cheapest trial that keeps this fraction of the teacher's score"
-    result.add_argument("--keep", metavar="99%", help=keep)
-    result.add_argument("--storage", help="Optuna storage URL (default: study.db in the study's folder)")
-    result.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: picked.json in STUDY)")
-    result.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add = result.add_argument
+    add("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
+    add("--stage", choices=STAGES, help="stage to choose from (default: the last one with a score)")
+    add("--trial", type=int, metavar="N", help="the trial of this number")
+    params = "the best trial with at most this many parameters; trials beyond the search's own budget count too"
+    add("--max-params", metavar="8M", help=params)
+    add("--max-macs", metavar="1G", help="the same for MACs")
+    add("--max-latency", metavar="12ms", help="the same for the latency")
+    add("--keep", metavar="99%", help="the cheapest trial that keeps this fraction of the teacher's score")
+    add("--storage", metavar="URL", help="Optuna storage URL (default: study.db in the study's folder)")
+    add("--out", type=Path, metavar="FILE", help="file to write (default: picked.json in STUDY)")
+    add("--json", action="store_true", help="print JSON instead of text")
     return result
 
 

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -35,21 +33,16 @@ from nas.planning.stages import plan
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare
+from nas.preparation.workspace import Workspace
 from search_spaces import PUBLISHED, Architecture, cost
-from tests.nas.rows import study
+from tests.commands import output_elsewhere, refused, run
+from tests.nas.rows import half_width, study
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
 
 ELSEWHERE = """
+import json
 import sys
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces", "foundation", "train_final"}:
-            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
-
-sys.meta_path.insert(0, Absent())
-
-import json
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -75,17 +68,8 @@ def final(shared_study: TinyStudy, searched: Path) -> Path:
 
 
 def test_it_loads_where_this_project_is_not_installed(final: Path, tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    result = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(final), json.dumps(SENTENCES)],
-        cwd=tmp_path,
-        env=environment | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    ids, logits, labels = json.loads(result.stdout)
+    output = output_elsewhere(ELSEWHERE, final, json.dumps(SENTENCES), folder=tmp_path)
+    ids, logits, labels = json.loads(output)
     model = NasBertForSequenceClassification.from_pretrained(final).eval()
     batch = AutoTokenizer.from_pretrained(final)(SENTENCES, padding=True, return_tensors="pt")
     assert batch["input_ids"].tolist() == ids
@@ -152,19 +136,6 @@ def test_the_difference_to_the_teacher_is_paired(final: Path, searched: Path, ti
     assert found["share"] == pytest.approx(right["student"].mean() / right["teacher"].mean())
 
 
-def refused(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    try:
-        status = main([str(argument) for argument in arguments])
-    except SystemExit as exit_:
-        status = exit_.code  # type: ignore[assignment]
-    error = capsys.readouterr().err
-    assert status == 2, error
-    assert error.startswith("train_final.py: ")
-    assert error.count("\n") == 1
-    return error
-
-
 def test_options_in_place_of_a_toml_file(
     searched: Path, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,36 +161,38 @@ def test_options_in_place_of_a_toml_file(
 
 def test_it_overwrites_nothing(final: Path, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in final.rglob("*")}
-    assert f"--out {final} exists and is not empty" in refused([searched / "architecture.json"], capsys)
+    assert f"--out {final} exists and is not empty" in refused(main, capsys, searched / "architecture.json")
     assert {path: path.stat().st_mtime_ns for path in final.rglob("*")} == before
     (tmp_path / "file").touch()
     arguments = [searched / "architecture.json", "--out"]
-    assert "is not a folder" in refused([*arguments, tmp_path / "file"], capsys)
-    assert "ot a directory" in refused([*arguments, tmp_path / "file" / "final"], capsys)
+    assert "is not a folder" in refused(main, capsys, *arguments, tmp_path / "file")
+    assert "ot a directory" in refused(main, capsys, *arguments, tmp_path / "file" / "final")
 
 
 def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = searched / "architecture.json"
-    elsewhere = ["--preset", tiny_study.preset, "--out", tmp_path / "final"]
-    assert "missing.json: no such file" in refused([tmp_path / "missing.json"], capsys)
-    assert "is a directory" in refused([searched], capsys)
-    assert "unknown preset 'dem'; did you mean 'demo'?" in refused([given, "--preset", "dem"], capsys)
-    assert "--seed: must be from 0" in refused([given, *elsewhere, "--seed", "-1"], capsys)
-    assert "train_final.py: --batch-size: Input should be greater than" in refused([given, "--batch-size", "0"], capsys)
-    assert "give an architecture to train, or --evaluate CHECKPOINT" in refused([], capsys)
-    published = tmp_path / "published.json"
-    PUBLISHED["efficientbert"].save(published)
-    assert "base" in refused([published, *elsewhere], capsys)
-    base = Architecture.load(given).base
-    Architecture.uniform(base, stack=3).save(published)
-    assert "stack" in refused([published, *elsewhere], capsys)
+    given, mine = searched / "architecture.json", tmp_path / "mine.json"
+    for words, message in (
+        ([tmp_path / "missing.json"], "missing.json: no such file"),
+        ([searched], "is a directory"),
+        ([given, "--preset", "dem"], "unknown preset 'dem'; did you mean 'demo'?"),
+        ([given, "--seed", "-1", "--out", tmp_path / "final"], "--seed: must be from 0"),
+        ([given, "--batch-size", "0"], "train_final.py: --batch-size: Input should be greater than"),
+        ([], "give an architecture to train, or --evaluate CHECKPOINT"),
+    ):
+        assert message in refused(main, capsys, *words)
+    other_base = PUBLISHED["efficientbert"].to_json()
+    stacked = Architecture.uniform(Architecture.load(given).base, stack=3).to_json()
     broken = json.loads(given.read_text())
     broken["layers"][1]["ffn"]["graph"] = "project(gleu(expand(x)))"
-    published.write_text(json.dumps(broken))
-    message = "published.json: layers[1].ffn.graph: unknown operation 'gleu'; did you mean 'gelu'?"
-    assert message in refused([published, *elsewhere], capsys)
-    published.write_text("{")
-    assert "published.json: not JSON" in refused([published, *elsewhere], capsys)
+    for text, message in (
+        (json.dumps(other_base), "the architecture's base differs from the configuration's in "),
+        (json.dumps(stacked), "the architecture has a stack of 3 blocks"),
+        (json.dumps(broken), "mine.json: layers[1].ffn.graph: unknown operation 'gleu'; did you mean 'gelu'?"),
+        ("{", "mine.json: not JSON"),
+    ):
+        mine.write_text(text)
+        words = [mine, "--preset", tiny_study.preset, "--out", tmp_path / "final"]
+        assert message in refused(main, capsys, *words)
     assert not any((tmp_path / "final").glob("*"))
 
 
@@ -229,12 +202,12 @@ def test_training_that_diverges(
     last = "learning_rate = {}\n\n[one_shot]"  # of the table [final]
     preset = tiny_study.variant(tmp_path / "hot.toml", (last.format("1e-3"), last.format("1e30")))
     arguments = [searched / "architecture.json", "--preset", preset, "--out", tmp_path / "final", "--device", "cpu"]
-    assert "final: the loss is" in refused(arguments, capsys)
+    assert "final: the loss is" in refused(main, capsys, *arguments)
 
 
 @dataclass(frozen=True)
 class Small:
-    """A small study of some kind, and an architecture for it."""
+    """A small study of some task type, and an architecture for it."""
 
     preset: Path
     architecture: Path
@@ -245,10 +218,7 @@ class Small:
 
 def small(tiny_study: TinyStudy, folder: Path, kind: str, **changes: object) -> Small:
     preset = study(tiny_study, folder, kind, **changes)
-    base, graph = prepare(load_config(str(preset)), "cpu").base()
-    path = folder / "architecture.json"
-    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
-    return Small(preset, path)
+    return Small(preset, half_width(preset, folder))
 
 
 def rate(steps: int) -> dict[str, object]:
@@ -297,12 +267,12 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     }
     assert process.returncode == -signal.SIGKILL
     assert "is not empty: choose another folder; --resume continues the training in it" in refused(
-        given.arguments(out), capsys
+        main, capsys, *given.arguments(out)
     )
-    assert "with another configuration, architecture or seed" in refused([*again, "--seed", "1"], capsys)
+    assert "with another configuration, architecture or seed" in refused(main, capsys, *again, "--seed", "1")
     other = replace(given, architecture=tmp_path / "other.json")
     Architecture.uniform(Architecture.load(given.architecture).base, expansion=Fraction(1, 4)).save(other.architecture)
-    assert "with another configuration, architecture" in refused(other.arguments(out, "--resume"), capsys)
+    assert "with another configuration, architecture" in refused(main, capsys, *other.arguments(out, "--resume"))
     assert "student: pre-training" in shown
     resumed = tiny_study.run("train_final.py", *again)
     assert (resumed.returncode, resumed.stderr) == (0, "")
@@ -310,7 +280,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     assert facts == expected_facts
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
-    assert "is not empty: choose another folder\n" in refused(again, capsys)
+    assert "is not empty: choose another folder\n" in refused(main, capsys, *again)
 
 
 class Killed(BaseException):
@@ -331,10 +301,10 @@ def test_what_was_cut_short_while_it_was_written_can_be_resumed(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(os, "replace", killed)
-        main([str(argument) for argument in given.arguments(out)])
+        run(main, *given.arguments(out))
     assert (out / "model.safetensors").exists() and not (out / "metrics.json").exists()
     capsys.readouterr()
-    assert main([str(argument) for argument in given.arguments(out, "--resume", "--quiet")]) == 0
+    assert run(main, *given.arguments(out, "--resume", "--quiet")) == 0
     shown = capsys.readouterr().out
     assert "student" in shown and "fine-tuning" not in shown
     left(out)
@@ -358,7 +328,7 @@ def test_models_of_other_kinds(
 ) -> None:
     given = small(tiny_study, tmp_path / "study", kind)
     out = tmp_path / "final"
-    assert main([str(argument) for argument in given.arguments(out)]) == 0
+    assert run(main, *given.arguments(out)) == 0
     shown = capsys.readouterr().out
     assert f"{auto.__name__}.from_pretrained" in shown
     facts = json.loads((out / "metrics.json").read_text())
@@ -388,7 +358,7 @@ def test_experts_that_a_search_does_not_draw(
     architecture = Architecture.of_ffns(base, dense.ffns, attention_experts=2, head_experts=3)
     architecture.save(given.architecture)
     out = tmp_path / "final"
-    assert main([str(argument) for argument in given.arguments(out)]) == 0
+    assert run(main, *given.arguments(out)) == 0
     facts = json.loads((out / "metrics.json").read_text())
     assert [(load["layer"], load["part"]) for load in facts["expert_load"]] == [
         (-1, "head"),
@@ -403,7 +373,7 @@ def test_experts_that_a_search_does_not_draw(
     assert (model.config.router_jitter_noise, model.config.capacity_per) == (0.1, "batch")
     tagging = small(tiny_study, tmp_path / "tagging", "tagging")
     architecture.save(tagging.architecture)
-    message = refused(tagging.arguments(tmp_path / "never"), capsys)
+    message = refused(main, capsys, *tagging.arguments(tmp_path / "never"))
     assert "the architecture has experts in its head, which a model for token_classification cannot have" in message
 
 
@@ -431,7 +401,7 @@ def test_minimoe_learns_relations_on_text_and_then_from_labels_alone(
     own = replace(published.base, depth=2)
     Architecture.of_ffns(own, published.ffns[:2], attention_experts=2).save(given.architecture)
     out = tmp_path / "final"
-    assert main([str(argument) for argument in given.arguments(out, "--transfer")]) == 0
+    assert run(main, *given.arguments(out, "--transfer")) == 0
     facts = json.loads((out / "metrics.json").read_text())
     assert list(facts["losses"]["student"]) == ["pre-training", "fine-tuning"]
     assert [(load["layer"], load["part"]) for load in facts["expert_load"]] == [
@@ -445,7 +415,7 @@ def test_minimoe_learns_relations_on_text_and_then_from_labels_alone(
     wrong = small(tiny_study, tmp_path / "study", "rows", **changes)
     text = wrong.preset.read_text() + "\n[final.objective]\nrelations = 0.0\n"
     wrong.preset.write_text(text)
-    message = refused(wrong.arguments(tmp_path / "never"), capsys)
+    message = refused(main, capsys, *wrong.arguments(tmp_path / "never"))
     assert "final.objective: minimoe has no setting 'relations'; did you mean 'relation'?" in message
 
 
@@ -455,7 +425,7 @@ def test_without_anything_to_learn_from_text(
     only = {"name": "efficientbert", "attention": 0.0, "hidden": 0.0, "embedding": 0.0}
     for number, objective in enumerate(({"name": "kd"}, only)):
         given = small(tiny_study, tmp_path / f"{number}", "rows", objective=objective)
-        assert main([str(argument) for argument in given.arguments(tmp_path / f"final-{number}")]) == 0
+        assert run(main, *given.arguments(tmp_path / f"final-{number}")) == 0
         shown = capsys.readouterr().out
         assert "no pre-training: " in shown and "student: pre-training" not in shown
 
@@ -468,11 +438,11 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert "stacks = [1, 2, 3, 4]" in text
     preset.write_text(text)
     given = ["efficientbert", "--preset", preset, "--out", tmp_path / "final", "--skip-base"]
-    error = refused(given, capsys)
+    error = refused(main, capsys, *given)
     assert " in depth (6 instead of 12), width (540 instead of 8), " in error
     assert "add --transfer to apply the architecture's layers to the configuration's base" in error
     shutil.rmtree(tmp_path / "final")
-    assert main([str(argument) for argument in [*given, "--transfer"]]) == 0
+    assert run(main, *given, "--transfer") == 0
     architecture = Architecture.load(tmp_path / "final" / "architecture.json")
     assert (architecture.base.depth, architecture.base.width) == (12, 8)
     assert [genes.stack for genes in architecture.ffns] == [4, 4, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
@@ -480,23 +450,28 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert facts["models"]["student"]["params"] == cost.params(architecture, 3)
     preset.write_text(text.replace("depth = 12", "depth = 9"))
     given[4] = tmp_path / "never"
-    assert "6 layers can only be transferred to a multiple of that, not to 9" in refused([*given, "--transfer"], capsys)
-    assert "efficientbert is a published architecture: give the --preset" in refused(["efficientbert"], capsys)
-    assert "did you mean 'efficientbert'" in refused(["eficientbert", "--preset", preset], capsys)
+    assert "6 layers can only be transferred to a multiple of that, not to 9" in refused(
+        main, capsys, *given, "--transfer"
+    )
+    assert "efficientbert is a published architecture: give the --preset" in refused(main, capsys, "efficientbert")
+    assert "did you mean 'efficientbert'" in refused(main, capsys, "eficientbert", "--preset", preset)
+
+
+def untrained(tiny_study: TinyStudy, folder: Path, start: str, *outs: Path, skip_base: bool) -> Workspace:
+    """Run final trainings of no steps with this start; returns the workspace of their study, which has two tasks."""
+    preset = study(tiny_study, folder, "both", pretrain=rate(0), final=rate(0) | {"start": start})
+    architecture, more = half_width(preset, folder), ["--skip-base"] if skip_base else []
+    for out in outs:
+        assert run(main, architecture, "--preset", preset, "--out", out, *more) == 0
+    return prepare(load_config(str(preset)), "cpu")
 
 
 def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """EfficientBERT+ goes from the shared weights directly to the training on the task."""
-    preset = study(tiny_study, tmp_path, "both", pretrain=rate(0), final=rate(0) | {"start": "one_shot"})
-    config = load_config(str(preset))
-    workspace = prepare(config, "cpu")
-    base, graph = workspace.base()
-    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
-    architecture.save(tmp_path / "architecture.json")
     out = tmp_path / "final"
-    given = [tmp_path / "architecture.json", "--preset", preset, "--out", out, "--skip-base"]
-    assert main([str(argument) for argument in given]) == 0
-    space = plan(config, workspace, "3", architecture, ()).space
+    workspace = untrained(tiny_study, tmp_path, "one_shot", out, skip_base=True)
+    architecture = Architecture.load(out / "architecture.json")
+    space = plan(workspace.config, workspace, "3", architecture, ()).space
     expected = OneShotEvaluator(prepare_one_shot(workspace, space, "cpu"), "cpu").student(architecture).state_dict()
     stored = load_file(out / "model.safetensors")
     assert stored.keys() == {name for name in expected if name in stored} and len(stored) > 20
@@ -507,24 +482,17 @@ def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(tiny_study: Tiny
 
 def test_a_student_that_starts_from_random_weights(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """EfficientBERT's table 2 without warm-up: nothing of the supernet is in the student, nor in the base model."""
-    preset = study(tiny_study, tmp_path, "both", pretrain=rate(0), final=rate(0) | {"start": "random"})
-    config = load_config(str(preset))
-    workspace = prepare(config, "cpu")
-    base, graph = workspace.base()
-    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
-    architecture.save(tmp_path / "architecture.json")
-    stored = []
-    for name in ("one", "two"):
-        given = [tmp_path / "architecture.json", "--preset", preset, "--out", tmp_path / name]
-        assert main([str(argument) for argument in given]) == 0
-        stored.append(load_file(tmp_path / name / "model.safetensors"))
+    outs = tmp_path / "one", tmp_path / "two"
+    workspace = untrained(tiny_study, tmp_path, "random", *outs, skip_base=False)
+    one, other = (load_file(out / "model.safetensors") for out in outs)
+    architecture = Architecture.load(outs[0] / "architecture.json")
     inherited = TrainedEvaluator(workspace, "cpu").student(architecture).state_dict()
     # Biases and LayerNorms start as constants, everything else is random.
-    maps = [name for name, tensor in stored[0].items() if tensor.ndim == 2]
-    assert len(maps) > 10 and not any(torch.equal(stored[0][name], inherited[name]) for name in maps)
-    assert all(torch.equal(tensor, stored[1][name]) for name, tensor in stored[0].items())
+    maps = [name for name, tensor in one.items() if tensor.ndim == 2]
+    assert len(maps) > 10 and not any(torch.equal(one[name], inherited[name]) for name in maps)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     # The base model, which would otherwise start as the fine-tuned teacher, is random too.
-    facts = json.loads((tmp_path / "one" / "metrics.json").read_text())
+    facts = json.loads((outs[0] / "metrics.json").read_text())
     models, first = facts["models"], facts["metrics"][0]
     assert models["base model"]["params"] == models["teacher"]["params"]
     assert models["base model"][first]["value"] != models["teacher"][first]["value"]
@@ -537,7 +505,7 @@ def test_two_processes_share_the_batches(tiny_study: TinyStudy, tmp_path: Path) 
     # `accelerate launch --cpu` starts one process, whatever --num_processes says; on GPUs it does what this does.
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     with tiny_study.running(*launch, "train_final.py", *given.arguments(together)) as process:
-        assert main([str(argument) for argument in given.arguments(alone)]) == 0
+        assert run(main, *given.arguments(alone)) == 0
         shown, error = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, error
     assert "Traceback" not in error

@@ -18,54 +18,33 @@ from nas.config.schema import ConfigError
 from nas.final.folder import make_folder
 
 
+def numbers(value: str) -> tuple[int, ...]:
+    """Whole numbers above 0, separated by commas. Raises argparse.ArgumentTypeError for anything else."""
+    return tuple(map(at_least(1), value.split(",")))
+
+
 def parser() -> Parser:
     """The command line's options."""
     result = Parser("nas.export", description=__doc__)
-    result.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder that train_final.py wrote")
-    result.add_argument("--onnx", action="store_true", help="write onnx/model.onnx and compare it with torch")
-    result.add_argument(
-        "--int8",
-        action="store_true",
-        help="write onnx/model_int8.onnx too, and measure on the dev split what it costs (implies --onnx)",
-    )
-    result.add_argument(
-        "--as",
-        dest="form",
-        choices=supported(),
-        help="write an ordinary checkpoint of its family, which loads without trust_remote_code",
-    )
-    result.add_argument("--out", type=Path, metavar="DIR", help="new folder (default: CHECKPOINT-export)")
-    result.add_argument(
-        "--labels",
-        type=lambda value: tuple(value.split(",")),
-        default=(),
-        metavar="A,B",
-        help="names of the classes, in order",
-    )
-    result.add_argument(
-        "--tokens",
-        type=at_least(1),
-        metavar="N",
-        help="length of the sentences for the latency (default: that of metrics.json, or 32)",
-    )
-    result.add_argument(
-        "--batches",
-        type=lambda value: tuple(map(at_least(1), value.split(","))),
-        default=(1, 32),
-        metavar="N,N",
-        help="sentences in a batch for the latency (default: 1,32)",
-    )
-    result.add_argument(
-        "--rounds",
-        type=at_least(2),
-        metavar="N",
-        help="times that every model is timed, at least 2 for quartiles (default: 30, or fewer if they take long)",
-    )
-    result.add_argument(
-        "--threads", type=at_least(1), metavar="N", help="threads for torch and ONNX (default: torch's)"
-    )
-    result.add_argument("--skip-latency", action="store_true", help="do not measure latencies")
-    result.add_argument("--skip-scores", action="store_true", help="do not measure what int8 costs on the dev split")
+    add, number = result.add_argument, at_least(1)
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="folder that train_final.py wrote")
+    add("--onnx", action="store_true", help="write onnx/model.onnx and compare it with torch")
+    int8 = "write onnx/model_int8.onnx too, and measure on the dev split what it costs (implies --onnx)"
+    add("--int8", action="store_true", help=int8)
+    form = "write an ordinary checkpoint of its family, which loads without trust_remote_code"
+    add("--as", dest="form", choices=supported(), help=form)
+    add("--out", type=Path, metavar="DIR", help="new folder (default: CHECKPOINT-export)")
+    labels = "names of the classes, in order"
+    add("--labels", type=lambda value: tuple(value.split(",")), default=(), metavar="A,B", help=labels)
+    tokens = "length of the sentences for the latency (default: that of metrics.json, or 32)"
+    add("--tokens", type=number, metavar="N", help=tokens)
+    batches = "sentences in a batch for the latency (default: 1,32)"
+    add("--batches", type=numbers, default=(1, 32), metavar="N,N", help=batches)
+    rounds = "times that every model is timed, at least 2 for quartiles (default: 30, or fewer if they take long)"
+    add("--rounds", type=at_least(2), metavar="N", help=rounds)
+    add("--threads", type=number, metavar="N", help="threads for torch and ONNX (default: torch's)")
+    add("--skip-latency", action="store_true", help="do not measure latencies")
+    add("--skip-scores", action="store_true", help="do not measure what int8 costs on the dev split")
     add_output_options(result, "the folder, the scores and the latencies")
     return result
 

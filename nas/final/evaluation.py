@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
@@ -63,24 +64,17 @@ def evaluate_checkpoint(
             model = load_model(folder, task.labels, task.kind, new_head=False)
             tokenizer = load_tokenizer(folder)
             check_vocabulary(folder, model.config, tokenizer)
-
-            def encoded(split: AnySplit, task: Task = task, tokenizer: Any = tokenizer, model: Any = model) -> EvalSet:
-                result = encoded_split(config, task, split, tokenizer)
-                longest = int(result.encoded.lengths.max(initial=0))
-                setting = f"{task.name}: max_length {config.max_length}"
-                check_positions(str(folder_of(checkpoint, task.name)), model.config, longest, setting)
-                return result
-
-            contributions = encoded(data.dev).contributions(model, accelerator)
-            measured[name] = {"metrics": task.metrics, "models": scores(task, {SCORE: contributions})}
+            dev = encoded_split(config, task, data.dev, tokenizer, model, folder)
+            own = scores(task, {SCORE: dev.contributions(model, accelerator)})
+            measured[name] = {"metrics": task.metrics, "models": own}
             if predictions is not None:
                 progress.update(f"{name}: predicting the test split", None)
                 try:
                     indices, split = read_test(name, None if config.data is None else Path(config.data))
                 except TaskError as error:
                     raise ConfigError(str(error)) from None
-                predicted = encoded(split).predictions(model, accelerator)
-                written.append(write_submission(name, indices, predicted, predictions))
+                test = encoded_split(config, task, split, tokenizer, model, folder)
+                written.append(write_submission(name, indices, test.predictions(model, accelerator), predictions))
     if as_json:
         by_task = {name: row["models"][SCORE] for name, row in measured.items()}
         print(json.dumps({"tasks": by_task, "mean": means(measured)[SCORE]}, indent=2))
@@ -91,16 +85,20 @@ def evaluate_checkpoint(
     return DONE
 
 
-def encoded_split(config: StudyConfig, task: Task, split: AnySplit, tokenizer: Any) -> EvalSet:
-    """A split of a task, encoded in `max_length` tokens.
+def encoded_split(
+    config: StudyConfig, task: Task, split: AnySplit, tokenizer: Any, model: PreTrainedModel, folder: str
+) -> EvalSet:
+    """A split of a task, encoded in `max_length` tokens for the model in this folder.
 
     Raises:
-        ConfigError: they are too few.
+        UserError: they are too few, or the model has fewer positions.
     """
     try:
         encoded = encode(tokenizer, split, config.max_length, kind=task.kind)
     except ValueError as error:
         raise ConfigError(f"max_length: {error}") from None
+    longest = int(encoded.lengths.max(initial=0))
+    check_positions(folder, model.config, longest, f"{task.name}: max_length {config.max_length}")
     return EvalSet(task, split, encoded, tokenizer.pad_token_id)
 
 
@@ -134,8 +132,8 @@ def table_of_tasks(tasks: Tasks) -> Table:
     rows: list[tuple[Any, ...]] = []
     for task, row in tasks.items():
         for number, metric in enumerate(row["metrics"]):
-            found = [row["models"][name][metric] for name in by_model]
-            cells = [(score["value"], score["standard_error"]) for score in found]
+            own = [row["models"][name][metric] for name in by_model]
+            cells = [(score["value"], score["standard_error"]) for score in own]
             rows.append(("" if number else task, metric, *cells))
     if len(tasks) > 1:
         rows.append(("mean", None, *((mean, None) for mean in by_model.values())))

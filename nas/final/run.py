@@ -165,10 +165,10 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
         )
 
 
-def check_head(architecture: Architecture, kind: str) -> None:
-    """Raise ConfigError if the architecture has experts in its head and heads of this kind of task cannot have any."""
-    if architecture.head.experts > 1 and not task_type(kind).head.pooled:
-        raise ConfigError(f"the architecture has experts in its head, which a model for {kind} cannot have")
+def check_head(architecture: Architecture, name: str) -> None:
+    """Raise ConfigError if the architecture has experts in its head and heads of this task type cannot have any."""
+    if architecture.head.experts > 1 and not task_type(name).head.pooled:
+        raise ConfigError(f"the architecture has experts in its head, which a model for {name} cannot have")
 
 
 def measured(
@@ -196,7 +196,8 @@ def measured(
     also = {}
     for name in final.also:
         data = read(final.config.model_copy(update={"tasks": (name,)}), cache(embedded_corpus))
-        other = encoded_split(final.config, data.task, data.dev, evaluator.tokenizer)
+        student = models[STUDENT]
+        other = encoded_split(final.config, data.task, data.dev, evaluator.tokenizer, student, str(final.out))
         contributions = {model: other.contributions(trained, accelerator) for model, trained in models.items()}
         also[name] = {"metrics": data.task.metrics, "models": scores(data.task, contributions, TEACHER)}
     return {

@@ -80,7 +80,6 @@ def command(options: argparse.Namespace) -> int:
             sections.losses(final),
             sections.nonlinearity(study),
             trained(checkpoint) if final is not None else None,
-            sections.time(study),
         ]
         footer = f"Written by ffn-nas {__version__}. The figures are also files in the folder {pictures.name}."
         try:

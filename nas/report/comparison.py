@@ -86,8 +86,6 @@ class Difference:
         value, standard_error: of the paired difference; with several seeds the error covers their choice, too.
         interval: the 95 % interval, by the normal approximation.
         p: the two-sided p-value of no difference, by the same.
-        mcnemar: the exact p-value of McNemar's test; None unless a single training of each is compared on rows that are
-            right or wrong.
         seeds: of the trainings; empty for checkpoints.
         on: what the rows are.
     """
@@ -99,7 +97,6 @@ class Difference:
     standard_error: float
     interval: tuple[float, float]
     p: float
-    mcnemar: float | None
     seeds: tuple[int, ...]
     rows: int
     on: str
@@ -243,20 +240,7 @@ def _difference(item: Item, reference: Item, split: str) -> Difference | None:
         standard_error=lead.standard_error,
         interval=(lead.value - NORMAL * lead.standard_error, lead.value + NORMAL * lead.standard_error),
         p=p,
-        mcnemar=mcnemar(*pairs[0]) if len(pairs) == 1 else None,
         seeds=tuple(seeds) if split == SEARCH else (),
         rows=count,
         on=f"{count:,} rows of the {split}{trainings}",
     )
-
-
-def mcnemar(rows_N: np.ndarray, others_N: np.ndarray) -> float | None:
-    """The exact two-sided p-value of McNemar's test: whether as many rows are right for only one model as for only the
-    other. None unless rows are right or wrong.
-    """
-    from scipy.stats import binomtest
-
-    if rows_N.ndim != 1 or not (np.isin(rows_N, (0, 1)).all() and np.isin(others_N, (0, 1)).all()):
-        return None
-    ahead, behind = int((rows_N > others_N).sum()), int((rows_N < others_N).sum())
-    return float(binomtest(ahead, ahead + behind).pvalue) if ahead + behind else 1.0

@@ -1,6 +1,6 @@
 """The figures of a report: scores over the search and against costs, losses, and what FFNs compute.
 
-They are readable in black and white and by colour-blind people: nothing is told by colour alone, and the colours are
+They are readable in black and white and by color-blind people: nothing is told by color alone, and the colors are
 those of Okabe and Ito (2008).
 """
 
@@ -20,17 +20,9 @@ from nas.report.study import FAILED, PRUNED, Candidate, Stage
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLACK, GREY, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
-    "#000000",
-    "#767676",
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
-)
-# The marker and colour of each baseline by its origin.
+BLACK, GRAY, ORANGE, SKY = "#000000", "#767676", "#E69F00", "#56B4E9"
+GREEN, BLUE, VERMILLION, PURPLE = "#009E73", "#0072B2", "#D55E00", "#CC79A7"
+# The marker and color of each baseline by its origin.
 BASELINE_MARKS: dict[str, tuple[str, str]] = {
     BASE_MODEL: ("P", BLACK),
     UNIFORM: ("s", ORANGE),
@@ -41,7 +33,7 @@ BASELINE_MARKS: dict[str, tuple[str, str]] = {
     WINNER: ("X", PURPLE),
     WINNER_WITH_BASE_GRAPHS: ("h", PURPLE),
 }
-# The lines of successive models: colour, line style and marker.
+# The lines of successive models: color, line style and marker.
 LINES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "^"), (PURPLE, ":", "D"), (BLACK, "-", "x"))
 # How the axes of costs are named, and how many of the ledger's units one of the axis is.
 COST_AXES = {
@@ -97,8 +89,8 @@ def legend_below(drawn: "Figure", axes: Any) -> None:
     """One legend for several axes below the figure, each label once."""
     entries: dict[str, Any] = {}
     for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
+        handles, labels = axis.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
     if entries:
         drawn.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=3)
 
@@ -148,7 +140,7 @@ def progress(stage: Stage, references: Sequence[Candidate]) -> "Figure":
     pruned = [(place(c), c.last) for c in stage.candidates if c.state == PRUNED and c.last is not None]
     if pruned:
         places, heights = zip(*pruned, strict=True)
-        axis.scatter(places, heights, s=12, marker="x", color=GREY, lw=0.8, label="pruned, last score")
+        axis.scatter(places, heights, s=12, marker="x", color=GRAY, lw=0.8, label="pruned, last score")
     failed = [place(c) for c in stage.candidates if c.state == FAILED and c.number in order]
     if failed:
         axis.scatter(failed, [0.015] * len(failed), marker="|", s=60, color=VERMILLION, lw=1.6,
@@ -161,7 +153,7 @@ def progress(stage: Stage, references: Sequence[Candidate]) -> "Figure":
 def _scatter(axis: Any, stage: Stage, place: Callable[[Candidate], float]) -> None:
     """Mark the candidates that are no baselines."""
     sampled = [c for c in stage.within_budget if c not in stage.baselines]
-    axis.scatter([*map(place, sampled)], [c.score for c in sampled], s=14, facecolors="none", edgecolors=GREY,
+    axis.scatter([*map(place, sampled)], [c.score for c in sampled], s=14, facecolors="none", edgecolors=GRAY,
                  linewidths=0.8, label="candidates" if sampled else None)  # fmt: skip
 
 
@@ -171,12 +163,12 @@ def _mark_baselines(
     """Mark the baselines and the reference models; those above the axis at its upper end."""
     low, high = score_limits(stage)
     for candidate in (*references, *stage.baselines):
-        marker, colour = BASELINE_MARKS.get(candidate.origin, ("*", GREY))
+        marker, color = BASELINE_MARKS.get(candidate.origin, ("*", GRAY))
         label = shown(candidate.origin) + ("" if candidate.in_budget else ", exceeds the budget")
         height = candidate.score
         if height > high:
             height, label = high - 0.03 * (high - low), f"{label}, {height:.4f} (above the axis)"
-        axis.scatter([place(candidate)], [height], s=52, marker=marker, color=colour, edgecolors=BLACK, linewidths=0.8,
+        axis.scatter([place(candidate)], [height], s=52, marker=marker, color=color, edgecolors=BLACK, linewidths=0.8,
                      zorder=4, clip_on=False, label=label)  # fmt: skip
 
 
@@ -230,8 +222,8 @@ def over_steps(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) 
     styles = dict(zip(names, cycle(LINES), strict=False))
     for axis, (title, lines) in zip(axes, panels.items(), strict=True):
         for name, points in lines.items():
-            colour, style, marker = styles[name]
-            axis.plot(*zip(*points, strict=True), style, color=colour, marker=marker,
+            color, style, marker = styles[name]
+            axis.plot(*zip(*points, strict=True), style, color=color, marker=marker,
                       markevery=max(1, len(points) // 8), ms=4, lw=1.3, label=name)  # fmt: skip
         every = sorted(loss for points in lines.values() for _, loss in points)
         axis.set_ylim(0, min(1.05 * every[-1], HIGHEST_LOSS * every[len(every) // 2]))

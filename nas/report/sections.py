@@ -13,7 +13,6 @@ from nas.report.drawing import svg
 from nas.report.outcome import Named, entry, front_table, models_of, models_table
 from nas.report.page import Part, Picture, Section, Text
 from nas.report.study import COMPLETE, FAILED, PRUNED, UNFINISHED, Candidate, Stage, Study
-from nas.report.timing import times
 from nas.study.description import formula
 from search_spaces.architecture import Architecture
 from search_spaces.graph import GELU, FFNGraph
@@ -28,9 +27,9 @@ def result(study: Study, final: Mapping[str, Any] | None = None) -> Section:
     Args:
         final: the content of metrics.json of the final training; None without one.
     """
-    stage, parts = study.last, list[Part]()
-    if sum(stage.best is not None for stage in study.stages) > 1:
-        parts += verdict.of_stages(study)
+    stage = study.last
+    sentences = verdict.of_stages(study)
+    parts: list[Part] = [*(sentences if len(sentences) > 1 else ())]
     entries = [entry(study, *model) for model in _result_models(study)]
     caption = f"Stage {stage.name}: baselines, finalists, winner and teacher"
     winner = entries[-1] if stage.leader is not None else None
@@ -59,15 +58,15 @@ def result(study: Study, final: Mapping[str, Any] | None = None) -> Section:
 def _result_models(study: Study) -> list[Named]:
     """The models of `models_of` up to the last stage that has ended, with its finalists, each function once."""
     stage = study.last
-    models = [model for model in models_of(study) if model[1] is not stage.leader and model[2].name <= stage.name]
+    models = [model for model in models_of(study) if model[2].name <= stage.name]
+    winner = [model for model in models if model[1] is stage.leader]
     models += [(f"finalist ({shown(c.origin)})", c, stage) for c in map(stage.candidates.__getitem__, stage.finalists)]
-    different = {stage.leader.function} if stage.leader else set()
-    result = []
+    different: dict[str, Named] = {}
     for model in models:
-        if model[1].function not in different:
-            different.add(model[1].function)
-            result.append(model)
-    return result + [model for model in models_of(study) if model[1] is stage.leader]
+        different.setdefault(model[1].function, model)
+    if stage.leader:
+        different.pop(stage.leader.function)
+    return [*different.values(), *winner]
 
 
 def search(study: Study) -> Section:
@@ -87,9 +86,9 @@ def search(study: Study) -> Section:
                     "the budget. The lowest tenth may lie below the axis.",
                 )
             )
-        reasons = Counter((c.state, c.reason) for c in stage.candidates if c.state in (PRUNED, FAILED))
+        reasons = Counter(f"{c.state}: {c.reason}" for c in stage.candidates if c.state in (PRUNED, FAILED))
         if reasons:
-            rows: list[tuple[str, int]] = [(f"{s}: {why}", n) for (s, why), n in reasons.most_common(REASONS)]
+            rows = reasons.most_common(REASONS)
             if len(reasons) > REASONS:
                 rows.append((f"{len(reasons) - REASONS} further reasons", reasons.total() - sum(n for _, n in rows)))
             parts.append(Table((Column("reason", is_text=True), Column("trials")), rows, "Trials without a score"))
@@ -233,15 +232,3 @@ def nonlinearity(study: Study) -> Section | None:
         "instead of means.",
     )
     return Section("nonlinearity", "Nonlinearity of the FFNs", [picture, note])
-
-
-def time(study: Study) -> Section | None:
-    """Where the time went; None before the first trial has ended."""
-    table = times(study)
-    note = Text(
-        "small",
-        "Wall time, but for the last two columns: the median of the complete trials, and the sum over all trials, "
-        "which several workers evaluate at the same time. The time between trials includes interruptions. What came "
-        "before the first trial (text, teacher, supernet) is not in the ledger.",
-    )
-    return Section("time", "Where the time went", [table, note]) if table.rows else None

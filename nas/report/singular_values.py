@@ -59,7 +59,7 @@ def spectra(folder: Path) -> list[Spectrum]:
         raise ConfigError(f"{folder} has no {file.name}: give the folder of a checkpoint")
     family = family_of(load_config(str(folder), students=True))
     output = re.compile(re.escape(f"{family.project}.weight").replace(r"\{\}", r"(\d+)"))
-    found: list[Spectrum] = []
+    result = []
     with safe_open(file, framework="pt") as weights:
         for name in weights.keys():  # noqa: SIM118  (it is not iterable itself)
             parts = family.split(name)
@@ -68,13 +68,11 @@ def spectra(folder: Path) -> list[Spectrum]:
                 weight = weights.get_tensor(name).float().numpy()
                 if not np.isfinite(weight).all():
                     raise ConfigError(f"{file}: {name} is not finite")
-                if weight.ndim == 2:
-                    found.append(_spectrum(layer, block, None, weight))
-                else:
-                    found += [_spectrum(layer, block, number, own) for number, own in enumerate(weight, start=1)]
-    if not found:
+                experts = [(None, weight)] if weight.ndim == 2 else enumerate(weight, start=1)
+                result += [_spectrum(layer, block, expert, own) for expert, own in experts]
+    if not result:
         raise ConfigError(f"{file} has no FFN")
-    return sorted(found, key=lambda one: (one.layer, one.block, one.expert or 0))
+    return sorted(result, key=lambda one: (one.layer, one.block, one.expert or 0))
 
 
 def _spectrum(layer: int, block: int, expert: int | None, weight: np.ndarray) -> Spectrum:

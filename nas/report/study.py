@@ -99,12 +99,6 @@ class Candidate:
         return self.trial.user_attrs.get(names.DUPLICATE_OF)
 
     @property
-    def seconds(self) -> float:
-        """The duration of the evaluation or, if it was not recorded, from start to end; 0 for an unfinished trial."""
-        start, end = self.span or (0.0, 0.0)
-        return float(self.trial.user_attrs.get("seconds", end - start))
-
-    @property
     def span(self) -> tuple[float, float] | None:
         """Start and end in seconds since 1970; None unless the trial has ended."""
         start, end = self.trial.datetime_start, self.trial.datetime_complete

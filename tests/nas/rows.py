@@ -3,11 +3,15 @@
 import json
 import re
 import tomllib
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from nas.config.load import load_config
+from nas.preparation.workspace import base_of_study
+from search_spaces import Architecture
 from tests.nas.tiny_study import SOURCES, TinyStudy, corpus
 
 TRAIN, DEV = slice(0, 120), slice(120, 160)
@@ -81,4 +85,14 @@ def study(tiny_study: TinyStudy, folder: Path, kind: str, **changes: Any) -> Pat
     }
     path = folder / f"{kind}.toml"
     path.write_text(tomli_w.dumps(preset | tables[kind] | changes))
+    return path
+
+
+def half_width(preset: Path, folder: Path) -> Path:
+    """Write an architecture for the studies of this preset to the folder, with FFNs half as wide as the base's; returns
+    its file.
+    """
+    base, graph = base_of_study(load_config(str(preset)))
+    path = folder / "architecture.json"
+    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
     return path

@@ -13,6 +13,7 @@ from nas.inspect import main
 from nas.report.architecture import describe
 from search_spaces import PUBLISHED, Architecture, Base, Experts, cost
 from search_spaces.formula import layers_latex
+from tests.commands import refused
 
 COSTS = {
     *("params", "params_active", "params_encoder", "params_effective", "params_minimoe", "params_published"),
@@ -121,14 +122,6 @@ def test_heads(head: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{counted[0]:,} {words[head]}" in " ".join(capsys.readouterr().out.split())
 
 
-def test_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["base"]) == 0
-    output = capsys.readouterr().out
-    assert "project(gelu(expand(x)))" in output
-    assert "15,217,119" in output
-    assert "15,338,844" in output
-
-
 def test_latex(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["efficientbert", "--latex"]) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -138,13 +131,6 @@ def test_latex(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["efficientbert", "--latex", "--json"])
     assert "not allowed with argument --latex" in capsys.readouterr().err
-
-
-def test_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "architecture.json"
-    PUBLISHED["stage1"].save(path)
-    assert main([str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == describe(PUBLISHED["stage1"])
 
 
 @pytest.mark.parametrize(
@@ -162,13 +148,7 @@ def test_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.err.count("\n") == 1
-    assert printed.out == ""
+    assert message in refused(main, capsys, *arguments)
 
 
 def test_as_a_program(tmp_path: Path) -> None:
@@ -185,18 +165,12 @@ def test_as_a_program(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"graph": [{"id": "a", "op": "expand", "inputs": ["x"]}]}, "layers[0].ffn.graph: must be a formula, not "),
-        ({"graph": "gelu(expand(x))"}, "project"),
         ({"graph": "project(" + 10_000 * "gelu(" + "expand(x)" + 10_001 * ")"}, "layers[0].ffn.graph: "),
         ({"graph": "project(gleu(expand(x)))"}, "layers[0].ffn.graph: unknown operation 'gleu'; did you mean 'gelu'?"),
-        ({"expansion": "1/100"}, "layers[0].ffn.expansion: 1/100 of the inner width 32 leaves no channel"),
         ({"expansion": float("nan")}, "NaN is not a number in JSON"),
-        ({"expansion": "5/4"}, "layers[0].ffn.expansion: must be above 0 and at most 1"),
         ({"stack": 10**9}, "layers[0].ffn.stack: "),
-        ({"experts": {"count": 4, "routing": "hsh"}}, "layers[0].ffn.experts.routing: unknown routing 'hsh'"),
-        ({"experts": {"count": 4}}, "layers[0].ffn.experts: 4 experts that share 0 of 32 channels have at most 0 + "),
-        ({"experts": {"count": 10**9}}, "layers[0].ffn.experts.count: must be from 1 to 64"),
     ],
-)  # fmt: skip
+)
 def test_hostile_files(
     changes: dict[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,13 +178,8 @@ def test_hostile_files(
     base = {"depth": 1, "width": 16, "heads": 4, "inner": 32}
     path = tmp_path / "hostile.json"
     path.write_text(json.dumps({"version": 2, "base": base, "layers": [{"ffn": layer}]}))
-    with pytest.raises(SystemExit) as exit_:
-        main([str(path)])
-    assert exit_.value.code == 2
-    error = capsys.readouterr().err
-    assert f"{path}: " in error
-    assert message in error
-    assert error.count("\n") == 1
+    error = refused(main, capsys, path)
+    assert f"{path}: " in error and message in error
     assert len(error) < 500
 
 
@@ -228,8 +197,4 @@ def test_studies(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (copied, "until then: python -m nas.pick"),
         (copied / "stage-1" / "best.json", "is not the best.json of a stage"),
     ):
-        with pytest.raises(SystemExit) as stopped:
-            main([str(place)])
-        assert stopped.value.code == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1
+        assert message in refused(main, capsys, place)

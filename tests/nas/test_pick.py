@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from distill.cli import USER_ERROR
 from nas.config.load import load_config
 from nas.evaluation.trained import TrainedEvaluator
 from nas.pick import main
@@ -18,6 +17,7 @@ from nas.study.folder import Folder
 from nas.study.names import existing_studies
 from search_spaces import FFN, Architecture, Base, Space, cost
 from search_spaces.graph import GELU
+from tests.commands import refused
 from tests.nas.tiny_study import TinyStudy, trials_of
 
 BASE = Base(depth=2, width=24, heads=4, inner=48, vocabulary=50, positions=20)
@@ -61,15 +61,6 @@ def picked(folder: Path, *options: str) -> Architecture:
     out = folder.parent / "out.json"
     assert main([str(folder), "--out", str(out), *options]) == 0
     return Architecture.load(out)
-
-
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> str:
-    """The message with which the command refuses the options."""
-    assert main([str(folder), *options]) == USER_ERROR
-    assert not (folder / "picked.json").exists()
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    return message
 
 
 def test_the_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,18 +115,19 @@ def test_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert picked(folder, "--max-macs", "99", "--max-params", str(PARAMS[5])) == ARCHITECTURES[1]
     assert picked(folder, "--trial", "2") == ARCHITECTURES[5]
     assert f"--preset {folder / 'config.toml'}\n" in capsys.readouterr().out
-    message = refused(capsys, folder, "--max-params", "1K")
-    assert f"--max-params: no trial has at most 1,000 parameters; the least is {PARAMS[0]:,} parameters" in message
-    message = refused(capsys, folder, "--max-params", str(PARAMS[0]), "--max-macs", "10")
-    assert "--max-macs: no trial within the other limits has at most 10 MACs" in message
-    assert "--max-latency: the trials of this study have no latency" in refused(capsys, folder, "--max-latency", "3ms")
-    assert "give a time such as '12ms'" in refused(capsys, folder, "--max-latency", "0.5x")
-    assert "--max-latency: a latency is" in refused(capsys, folder, "--max-latency", "soon")
-    assert "--max-params: 'few' is not a number" in refused(capsys, folder, "--max-params", "few")
-    assert "has trials 0 to 3, not 4" in refused(capsys, folder, "--trial", "4")
-    assert "--trial names the trial: leave out --max-macs" in refused(
-        capsys, folder, "--trial", "1", "--max-macs", "1G"
-    )
+    least, macs = ["--max-params", str(PARAMS[0])], ["--max-macs", "10"]
+    for options, message in (
+        (["--max-params", "1K"], f"no trial has at most 1,000 parameters; the least is {PARAMS[0]:,} parameters"),
+        ([*least, *macs], "--max-macs: no trial within the other limits has at most 10 MACs"),
+        (["--max-latency", "3ms"], "--max-latency: the trials of this study have no latency"),
+        (["--max-latency", "0.5x"], "give a time such as '12ms'"),
+        (["--max-latency", "soon"], "--max-latency: a latency is"),
+        (["--max-params", "few"], "--max-params: 'few' is not a number"),
+        (["--trial", "4"], "has trials 0 to 3, not 4"),
+        (["--trial", "1", *macs], "--trial names the trial: leave out --max-macs"),
+    ):
+        assert message in refused(main, capsys, folder, *options)
+    assert not (folder / "picked.json").exists()
 
 
 def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,9 +139,11 @@ def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "the lowest params of those that keep 95.0% of the teacher's score" in printed
     assert "fidelity 0.8600 ± 0.0100; score 0.7600; teacher 0.8000" in printed
     assert picked(folder, "--keep", "0.99") == ARCHITECTURES[10]
-    message = refused(capsys, folder, "--keep", "100%", "--max-params", str(PARAMS[5]))
+    message = refused(main, capsys, folder, "--keep", "100%", "--max-params", str(PARAMS[5]))
     assert "no trial keeps 100.0% of the teacher's score 0.8000; the best keeps 95.0%" in message
-    assert "--keep: must be a fraction above 0 and at most 1, such as 99%" in refused(capsys, folder, "--keep", "most")
+    assert "--keep: must be a fraction above 0 and at most 1, such as 99%" in refused(
+        main, capsys, folder, "--keep", "most"
+    )
 
 
 @pytest.mark.parametrize(("name", "expected"), [("params", 1), ("macs", 10)])
@@ -164,15 +158,16 @@ def test_teachers_without_a_score(tmp_path: Path, capsys: pytest.CaptureFixture[
     """Such as Matthews's correlation of a teacher that learned nothing."""
     folder = folder_of(tmp_path, {0: 0.5}, ("score",), **{TEACHER: {"task": "t", "score": 0.0}})
     assert picked(folder) == ARCHITECTURES[0]
-    assert "the teacher's score is 0.0000, of which no share can be kept" in refused(capsys, folder, "--keep", "90%")
+    message = "the teacher's score is 0.0000, of which no share can be kept"
+    assert message in refused(main, capsys, folder, "--keep", "90%")
 
 
 def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not a study's folder" in refused(capsys, tmp_path)
+    assert "is not a study's folder" in refused(main, capsys, tmp_path)
     folder = folder_of(tmp_path, {}, ("score",))
-    assert "has no trial with a score yet" in refused(capsys, folder)
-    assert "--stage: " in (message := refused(capsys, folder, "--stage", "2")) and "has the stages 1, not 2" in message
-    assert "stage-1 has no trials yet" in refused(capsys, folder, "--stage", "1", "--trial", "0")
+    assert "has no trial with a score yet" in refused(main, capsys, folder)
+    assert "has the stages 1, not 2" in refused(main, capsys, folder, "--stage", "2")
+    assert "stage-1 has no trials yet" in refused(main, capsys, folder, "--stage", "1", "--trial", "0")
     study = ledger.open_study(Folder(folder).storage, "s/stage-1")
     for number in (0, 5):
         ledger.enqueue(study, SPACE, ARCHITECTURES[number], "random")
@@ -180,17 +175,19 @@ def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ledger.fail(study, 0, "diverged: the loss is not finite")
     ledger.report(study, 1, 3, 0.4)
     ledger.prune(study, 1, 3, {})
-    assert "has no score (failed: diverged: the loss" in refused(capsys, folder, "--stage", "1", "--trial", "0")
-    assert "no score (pruned: among the lowest scores" in refused(capsys, folder, "--stage", "1", "--trial", "1")
-    assert "stage-1 has no trial with a score within its budget yet" in refused(capsys, folder, "--stage", "1")
-    assert "--out: " in refused(
-        capsys, folder_of(tmp_path / "other", {0: 0.5}, ("score",)), "--out", str(folder / "study.db" / "a.json")
-    )
+    for options, message in (
+        (["--trial", "0"], "has no score (failed: diverged: the loss"),
+        (["--trial", "1"], "no score (pruned: among the lowest scores"),
+        ([], "stage-1 has no trial with a score within its budget yet"),
+    ):
+        assert message in refused(main, capsys, folder, "--stage", "1", *options)
+    other = folder_of(tmp_path / "other", {0: 0.5}, ("score",))
+    assert "--out: " in refused(main, capsys, other, "--out", folder / "study.db" / "a.json")
     (folder / "study.db").rename(folder / "renamed.db")
     ledger.open_study(Folder(folder).storage, "mine")
-    assert "study.db: there is no study s/stage-1, nor of another stage" in refused(capsys, folder)
+    assert "study.db: there is no study s/stage-1, nor of another stage" in refused(main, capsys, folder)
     (folder / "study.db").unlink()
-    assert "has no study.db: if the study was searched with --storage" in refused(capsys, folder)
+    assert "has no study.db: if the study was searched with --storage" in refused(main, capsys, folder)
 
 
 def test_a_finished_search(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,21 +24,15 @@ from nas.preparation.prepare import prepare
 from search_spaces import Architecture, Experts, cost
 from supernet.build import build
 from tests import requirements
-from tests.nas.rows import study
+from tests.commands import output_elsewhere, refused, run
+from tests.nas.rows import half_width, study
 from tests.nas.tiny_study import TinyStudy
-from tests.tiny import tokenizer
+from tests.tiny import BASE, tokenizer
 
 SENTENCES = ["Badofi kule moni.", "Paru."]
 # Loads the folder as a stranger would, who has transformers but not this project.
 STRANGER = """
 import json, sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"nas", "supernet", "distill", "search_spaces", "foundation", "train_final"}:
-            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
-
-sys.meta_path.insert(0, Absent())
 from transformers import pipeline
 from transformers.utils import logging
 
@@ -56,7 +49,7 @@ def checkpoint(shared_study: TinyStudy, searched: Path, tmp_path_factory: pytest
     given = [searched / "architecture.json", "--out", out, "--device", "cpu", "--skip-base"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-        assert train_final([str(word) for word in given]) == 0
+        assert run(train_final, *given) == 0
     return out
 
 
@@ -67,39 +60,22 @@ def mixture(tmp_path: Path) -> Path:
     words = [f"word{number}" for number in range(45)]
     folder.mkdir()
     own = tokenizer(folder, words)
-    base = Architecture.uniform(prepared_base()).base
-    architecture = Architecture.uniform(base, expansion=Fraction(1, 4), experts=Experts(4, routing="token_gate"))
+    architecture = Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=Experts(4, routing="token_gate"))
     build(architecture, labels=2).save_pretrained(folder)
     own.save_pretrained(folder)
     return folder
 
 
-def prepared_base() -> Any:
-    from tests.tiny import BASE
-
-    return BASE
-
-
-def run(*words: object) -> int:
-    return main([str(word) for word in words])
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of its export, with nothing but what is always there."""
+    out = tmp_path_factory.mktemp("exported") / "my-student"
+    assert run(main, checkpoint, "--out", out, "--skip-latency", "--quiet") == 0
+    return out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    capsys.readouterr()
-    try:
-        status: object = run(*words)
-    except SystemExit as exit_:
-        status = exit_.code
-    error = capsys.readouterr().err
-    assert status == 2, error
-    assert error.startswith("nas.export: ") and error.count("\n") == 1
-    return error
-
-
-def test_the_folder(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "my-student"
-    assert run(checkpoint, "--out", out, "--skip-latency") == 0
-    assert f"wrote {out}" in capsys.readouterr().out.replace("\n", "")
+def test_the_folder(checkpoint: Path, exported: Path) -> None:
+    out = exported
     names = {path.name for path in checkpoint.iterdir()} | {"README.md"}
     assert {path.name for path in out.iterdir()} == names
     mask = os.umask(0)
@@ -115,11 +91,9 @@ def test_the_folder(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     }
 
 
-def test_the_card(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_card(checkpoint: Path, exported: Path) -> None:
     """Its header is read by the hub's own library; its figures are those of metrics.json."""
-    out = tmp_path / "my-student"
-    assert run(checkpoint, "--out", out, "--skip-latency") == 0
-    card = ModelCard.load(out / "README.md")
+    card = ModelCard.load(exported / "README.md")
     facts = json.loads((checkpoint / "metrics.json").read_text())
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-classification")
     assert card.data.language == "en"
@@ -140,29 +114,17 @@ def test_the_card(checkpoint: Path, tmp_path: Path) -> None:
     assert "ffn-train-final architecture.json --preset config.toml --seed 0 --out final" in card.text
     assert "ffn-export final --out my-student --skip-latency" in card.text
     # Nothing about the machine's folders.
-    assert str(tmp_path) not in card.content and str(checkpoint.parent) not in card.content
+    assert str(exported.parent) not in card.content and str(checkpoint.parent) not in card.content
 
 
 @pytest.mark.slow
-def test_a_pipeline_elsewhere(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "my-student"
-    assert run(checkpoint, "--out", out, "--skip-latency") == 0
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    result = subprocess.run(
-        [sys.executable, "-I", "-c", STRANGER, str(out), json.dumps(SENTENCES)],
-        cwd=tmp_path,
-        env=variables | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "not supported" not in result.stderr
+def test_a_pipeline_elsewhere(checkpoint: Path, exported: Path, tmp_path: Path) -> None:
+    output = output_elsewhere(STRANGER, exported, json.dumps(SENTENCES), folder=tmp_path)
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint, trust_remote_code=True).eval()
     features = AutoTokenizer.from_pretrained(checkpoint)(SENTENCES, padding=True, return_tensors="pt")
     with torch.inference_mode():
         probabilities_NC = model(**features).logits.softmax(dim=-1)
-    for scores, probabilities_C in zip(json.loads(result.stdout), probabilities_NC, strict=True):
+    for scores, probabilities_C in zip(json.loads(output), probabilities_NC, strict=True):
         found = {entry["label"]: entry["score"] for entry in scores}
         expected = dict(zip(["numpy", "python", "torch"], probabilities_C.tolist(), strict=True))
         assert found == pytest.approx(expected, abs=1e-5)
@@ -174,7 +136,7 @@ def test_onnx_int8_and_latency(
 ) -> None:
     requirements.module("onnxruntime", "onnx")
     out = tmp_path / "my-student"
-    assert run(checkpoint, "--int8", "--out", out, "--tokens", 10, "--threads", 1, "--json") == 0
+    assert run(main, checkpoint, "--int8", "--out", out, "--tokens", 10, "--threads", 1, "--json") == 0
     printed = capsys.readouterr()
     shown, results = printed.err, json.loads(printed.out)
     assert results["folder"] == str(out)
@@ -210,17 +172,14 @@ def test_onnx_int8_and_latency(
     assert "## Latency" in (out / "README.md").read_text()
 
 
-def test_as_bert(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_study: TinyStudy) -> None:
+def test_as_bert(tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_study: TinyStudy) -> None:
     """A uniform student of a study can be one."""
-    config = load_config(str(checkpoint / "config.toml"))
-    uniform = tmp_path / "uniform.json"
-    base, graph = prepare(config, "cpu").base()
-    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(uniform)
-    given = [uniform, "--preset", checkpoint / "config.toml", "--out", tmp_path / "final", "--skip-base"]
-    assert train_final([str(word) for word in given]) == 0
+    given = [half_width(tiny_study.preset, tmp_path), "--preset", tiny_study.preset, "--out", tmp_path / "final"]
+    assert run(train_final, *given, "--skip-base") == 0
     out = tmp_path / "bert"
-    assert run(tmp_path / "final", "--as", "bert", "--out", out, "--skip-latency") == 0
-    assert "as an ordinary bert model: the same parameters" in capsys.readouterr().out
+    assert run(main, tmp_path / "final", "--as", "bert", "--out", out, "--skip-latency") == 0
+    shown = capsys.readouterr().out
+    assert "as an ordinary bert model: the same parameters" in shown and f"wrote {out}" in shown.replace("\n", "")
     assert not list(out.glob("*.py"))
     loaded = AutoModelForSequenceClassification.from_pretrained(out).eval()
     assert type(loaded) is BertForSequenceClassification
@@ -242,7 +201,7 @@ def test_as_bert(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 )
 def test_other_kinds(kind: str, pipeline: str, names: list[str], tiny_study: TinyStudy, tmp_path: Path) -> None:
     trained(tiny_study, tmp_path, kind)
-    assert run(tmp_path / "final", "--skip-latency") == 0
+    assert run(main, tmp_path / "final", "--skip-latency") == 0
     out = tmp_path / "final-export"
     assert list(json.loads((out / "config.json").read_text())["id2label"].values()) == names
     card = ModelCard.load(out / "README.md")
@@ -255,11 +214,8 @@ def test_other_kinds(kind: str, pipeline: str, names: list[str], tiny_study: Tin
 def trained(tiny_study: TinyStudy, folder: Path, kind: str) -> None:
     """Train a uniform student on a small data set of this kind, and leave it in the folder's subfolder final."""
     preset = study(tiny_study, folder / "study", kind)
-    base, graph = prepare(load_config(str(preset)), "cpu").base()
-    path = folder / "study" / "architecture.json"
-    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
-    words = [path, "--preset", preset, "--out", folder / "final", "--device", "cpu", "--skip-base"]
-    assert train_final([str(word) for word in words]) == 0
+    words = [half_width(preset, folder / "study"), "--preset", preset, "--out", folder / "final", "--device", "cpu"]
+    assert run(train_final, *words, "--skip-base") == 0
 
 
 @pytest.mark.slow
@@ -271,7 +227,7 @@ def test_scores_of_other_kinds(
     requirements.module("onnxruntime", "onnx")
     trained(tiny_study, tmp_path, kind)
     capsys.readouterr()
-    assert run(tmp_path / "final", "--int8", "--skip-latency") == 0
+    assert run(main, tmp_path / "final", "--int8", "--skip-latency") == 0
     text = capsys.readouterr().out
     facts = json.loads((tmp_path / "final" / "metrics.json").read_text())
     for metric in facts["metrics"]:
@@ -284,7 +240,7 @@ def test_scores_of_other_kinds(
 
 def test_a_mixture_without_a_study(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert run(mixture, "--labels", "bad,good", "--out", out, "--tokens", 8) == 0
+    assert run(main, mixture, "--labels", "bad,good", "--out", out, "--tokens", 8) == 0
     assert "student" in capsys.readouterr().out
     assert json.loads((out / "config.json").read_text())["id2label"] == {"0": "bad", "1": "good"}
     card = (out / "README.md").read_text()
@@ -295,39 +251,46 @@ def test_a_mixture_without_a_study(mixture: Path, tmp_path: Path, capsys: pytest
 
 def test_mistakes(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", tmp_path / "out", "--skip-latency"]
-    assert "required: CHECKPOINT" in refused(capsys)
-    assert "missing is not a folder: give a checkpoint" in refused(capsys, tmp_path / "missing", *out)
-    (tmp_path / "empty").mkdir()
-    assert "empty has no config.json: give the checkpoint of a student" in refused(capsys, tmp_path / "empty", *out)
-    assert "--labels: the model needs 2 distinct names, not good" in refused(capsys, mixture, "--labels", "good", *out)
-    assert "2 distinct names, not a, a" in refused(capsys, mixture, "--labels", "a,a", *out)
-    assert "--as bert: this student cannot be an ordinary checkpoint: layer 1 has experts" in refused(
-        capsys, mixture, "--as", "bert", *out
-    )
-    assert "--tokens: must be a whole number of at least 1, not '0'" in refused(capsys, mixture, "--tokens", "0", *out)
-    assert "--tokens: the model reads at most 20 tokens, not 21" in refused(capsys, mixture, "--tokens", "21", *out)
-    assert "--rounds: must be a whole number of at least 2" in refused(capsys, mixture, "--rounds", "1", *out)
-    assert "--threads: must be a whole number of at least 1" in refused(capsys, mixture, "--threads", "one", *out)
-    assert "invalid choice: 'gpt'" in refused(capsys, mixture, "--as", "gpt", *out)
-    (tmp_path / "full").mkdir()
+    for name in ("empty", "full"):
+        (tmp_path / name).mkdir()
     (tmp_path / "full" / "file").touch()
-    assert "exists and is not empty" in refused(capsys, mixture, "--out", tmp_path / "full")
-    assert "is not a folder" in refused(capsys, mixture, "--out", tmp_path / "full" / "file")
+    for words, message in (
+        ([], "required: CHECKPOINT"),
+        ([tmp_path / "missing", *out], "missing is not a folder: give a checkpoint"),
+        ([tmp_path / "empty", *out], "empty has no config.json: give the checkpoint of a student"),
+        ([mixture, "--labels", "good", *out], "--labels: the model needs 2 distinct names, not good"),
+        ([mixture, "--labels", "a,a", *out], "2 distinct names, not a, a"),
+        (
+            [mixture, "--as", "bert", *out],
+            "--as bert: this student cannot be an ordinary checkpoint: layer 1 has experts",
+        ),
+        ([mixture, "--as", "gpt", *out], "invalid choice: 'gpt'"),
+        ([mixture, "--tokens", "0", *out], "--tokens: must be a whole number of at least 1, not '0'"),
+        ([mixture, "--tokens", "21", *out], "--tokens: the model reads at most 20 tokens, not 21"),
+        ([mixture, "--rounds", "1", *out], "--rounds: must be a whole number of at least 2"),
+        ([mixture, "--threads", "one", *out], "--threads: must be a whole number of at least 1"),
+        ([mixture, "--out", tmp_path / "full"], "exists and is not empty"),
+        ([mixture, "--out", tmp_path / "full" / "file"], "is not a folder"),
+    ):
+        assert message in refused(main, capsys, *words)
     assert not list((tmp_path / "out").iterdir())
     described = json.loads((mixture / "config.json").read_text())
-    for changes, message in (
-        ({"model_type": "bert"}, "config.json is of a 'bert' model; give the checkpoint of a student"),
-        ({"architectures": ["NasBertModel"]}, "has the architecture 'NasBertModel'; known are NasBertForMaskedLM"),
-        ({"architectures": None}, "has the architecture None"),
+    bert, no_head, unnamed = (
+        json.dumps(described | changes)
+        for changes in ({"model_type": "bert"}, {"architectures": ["NasBertModel"]}, {"architectures": None})
+    )
+    for text, message in (
+        (bert, "config.json is of a 'bert' model; give the checkpoint of a student"),
+        (no_head, "has the architecture 'NasBertModel'; known are NasBertForMaskedLM"),
+        (unnamed, "has the architecture None"),
+        ("{", "config.json: not JSON"),
+        ("[]", "config.json: not a JSON object"),
     ):
-        (mixture / "config.json").write_text(json.dumps(described | changes))
-        assert message in refused(capsys, mixture, *out)
-    for text, message in (("{", "config.json: not JSON"), ("[]", "config.json: not a JSON object")):
         (mixture / "config.json").write_text(text)
-        assert message in refused(capsys, mixture, *out)
+        assert message in refused(main, capsys, mixture, *out)
     (mixture / "config.json").write_text(json.dumps(described))
     (mixture / "model.safetensors").write_bytes(b"no weights")
-    assert "no readable weights" in refused(capsys, mixture, *out)
+    assert "no readable weights" in refused(main, capsys, mixture, *out)
 
 
 def test_help_is_quick() -> None:

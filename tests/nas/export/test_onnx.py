@@ -1,7 +1,5 @@
 """ONNX models compute what the torch models compute, for every operation, router and head."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +18,7 @@ from search_spaces.operations import BINARY, UNARY
 from supernet.build import build
 from supernet.pruning import prune
 from tests import requirements
+from tests.commands import output_elsewhere
 from tests.distill.encoders.student.test_experts_in_model import KINDS
 from tests.distill.encoders.student.test_experts_in_model import make as make_experts
 from tests.supernet.test_pruning import KEPT
@@ -31,14 +30,6 @@ HALF = Fraction(1, 2)
 # Runs an ONNX model with nothing but onnxruntime and numpy.
 STRANGER = """
 import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        ours = ("foundation", "nas", "supernet", "distill", "search_spaces")
-        if name.partition(".")[0] in (*ours, "torch", "transformers"):
-            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
-
-sys.meta_path.insert(0, Absent())
 import numpy
 import onnxruntime
 
@@ -133,9 +124,7 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("model.onnx", "inputs.npz", "logits.npy")]
     export_onnx(model, files[0])
     np.savez(files[1], **{name: tensor.numpy() for name, tensor in features.items()})
-    command = [sys.executable, "-I", "-c", STRANGER, *map(str, files)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    output_elsewhere(STRANGER, *files, folder=tmp_path, absent=("torch", "transformers"))
     with torch.no_grad():
         expected = model(**features).logits
     torch.testing.assert_close(torch.from_numpy(np.load(files[2])), expected, rtol=1e-4, atol=1e-5)

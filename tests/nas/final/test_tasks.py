@@ -2,7 +2,7 @@
 
 import json
 import random
-from fractions import Fraction
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,10 +14,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from distill.tasks.readers.glue import TASKS
 from distill.tasks.readers.glue_submission import SUBMISSIONS
 from distill.tasks.types import REGRESSION
-from nas.config.load import load_config
 from nas.final.command import main
-from nas.preparation.workspace import base_of_study
-from search_spaces import Architecture
+from tests.commands import refused
+from tests.nas.rows import half_width
 from tests.nas.tiny_study import TinyStudy
 
 CHOSEN = ("rte", "mnli", "mnli_mismatched", "stsb")
@@ -67,10 +66,7 @@ def given(shared_study: TinyStudy, glue: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def architecture(given: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    base, graph = base_of_study(load_config(given[1]))
-    path = tmp_path_factory.mktemp("searched") / "architecture.json"
-    Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)).save(path)
-    return str(path)
+    return str(half_width(Path(given[1]), tmp_path_factory.mktemp("searched")))
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +78,10 @@ def trained(given: list[str], architecture: str, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(autouse=True, scope="module")
-def cache(shared_study: TinyStudy, module_monkeypatch: pytest.MonkeyPatch) -> None:
-    module_monkeypatch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-
-
-@pytest.fixture(scope="module")
-def module_monkeypatch() -> Any:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        yield monkeypatch
+def cache(shared_study: TinyStudy) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
+        yield
 
 
 def metrics(folder: Path) -> Any:
@@ -170,40 +162,27 @@ def test_submissions(trained: Path, given: list[str], glue: Path, tmp_path: Path
                 assert value == TASKS[task].task.labels[int(logits.argmax())]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tasks", "rte,rte"], "--tasks: a task is named twice"),
-        (["--tasks", "rte,mnlii"], "unknown task 'mnlii'; did you mean 'mnli'"),
-        (["--tasks", "rte,cola"], "there is no train.tsv and dev.tsv of the task 'cola'"),
-        (["--evaluate", "x"], "leave out architecture"),
-    ],
-)
-def test_mistakes_in_tasks(
-    arguments: list[str],
-    message: str,
+def test_mistakes(
+    trained: Path,
     given: list[str],
     architecture: str,
+    glue: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([architecture, *given, "--out", str(tmp_path / "out"), *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_mistakes_in_evaluations(
-    trained: Path, given: list[str], glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments, message in (
-        (["--evaluate", str(tmp_path)], "neither a checkpoint nor a folder with one"),
-        (["--evaluate", str(trained), "--tasks", "cola"], "there is no train.tsv"),
-        (["--evaluate", str(trained / "rte"), "--task", "stsb"], "head"),
-        (["--evaluate", str(trained), "--steps", "3"], "--evaluate trains nothing: leave out --steps"),
-        (["--predict", str(tmp_path)], "--predict: give the trained student by --evaluate"),
-        ([], "give an architecture to train, or --evaluate CHECKPOINT"),
+    data, train = given[2:], [architecture, *given, "--out", tmp_path / "out"]
+    for words, message in (
+        ([*train, "--tasks", "rte,rte"], "--tasks: a task is named twice"),
+        ([*train, "--tasks", "rte,mnlii"], "unknown task 'mnlii'; did you mean 'mnli'"),
+        ([*train, "--tasks", "rte,cola"], "there is no train.tsv and dev.tsv of the task 'cola'"),
+        ([*train, "--evaluate", "x"], "leave out architecture"),
+        (["--evaluate", tmp_path, *data], "neither a checkpoint nor a folder with one"),
+        (["--evaluate", trained, "--tasks", "cola", *data], "there is no train.tsv"),
+        (["--evaluate", trained / "rte", "--task", "stsb", *data], "head"),
+        (["--evaluate", trained, "--steps", "3", *data], "--evaluate trains nothing: leave out --steps"),
+        (["--predict", tmp_path, *data], "--predict: give the trained student by --evaluate"),
     ):
-        assert main([*arguments, *given[2:]]) == 2
-        assert message in capsys.readouterr().err, arguments
+        assert message in refused(main, capsys, *words)
     test = glue / "RTE" / "test.tsv"
     whole = test.read_text()
     arguments = ["--evaluate", str(trained), *given[2:], "--task", "rte", "--predict", str(tmp_path)]
@@ -211,13 +190,12 @@ def test_mistakes_in_evaluations(
         ("index\tsentence1\n0\ta\n", "no column 'sentence2'"),
         ("index\tsentence1\tsentence2\n", "no rows"),
         ("index\tsentence1\tsentence2\n0\ta\n", "test.tsv:2: 2 tab-separated cells; the header has 3"),
-        ("", "no column"),
+        ("", "the file is empty"),
         (None, "there is no test.tsv of the task 'rte'"),
     ):
         test.unlink(missing_ok=True)
         if content is not None:
             test.write_text(content)
-        assert main(arguments) == 2
-        assert message in capsys.readouterr().err, content
+        assert message in refused(main, capsys, *arguments)
     test.write_text(whole)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.tsv"))

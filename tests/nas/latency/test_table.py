@@ -42,6 +42,8 @@ WIDTHS = (12, 24, 48)  # below the model's width, equal to it, above it
 EXPANSIONS = tuple(Fraction(width, BASE.inner) for width in WIDTHS)
 GATED = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
 
+HASH, GATE = Experts(2, Fraction(1, 2)), Experts(4, Fraction(1), "token_gate", top_k=2)
+
 Measure = Callable[..., LatencyTable]
 
 
@@ -94,15 +96,32 @@ def table(measure: Measure) -> LatencyTable:
     return measure()
 
 
-def test_what_gates_multiply_by_needs_no_other_table(tmp_path: Path) -> None:
-    models = [
-        Architecture.uniform(replace(BASE, **changes))
-        for changes in ({}, {"gate_scale": "probability"}, {"gate_jitter": 0.2}, {"capacity_per": "batch"})
+def test_settings_that_change_latencies_have_tables_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def path(**changes: object) -> Path:
+        return replace(SETTINGS, **changes).path(tmp_path)  # type: ignore[arg-type]
+
+    def of_base(**changes: object) -> Path:
+        return path(base_model=Architecture.uniform(replace(BASE, **changes)))  # type: ignore[arg-type]
+
+    usual = path()
+    others = [
+        of_base(depth=2),
+        of_base(capacity_per="batch"),
+        path(base_model=Architecture.uniform(BASE, attention_experts=2)),
+        path(base_model=Architecture.uniform(BASE, head_experts=2)),
+        path(teacher=BertConfig(**{**SIZES, "num_hidden_layers": 1})),
+        path(inner_widths=(12, 24)),
+        path(batch=2),
+        path(tokens=7),
+        path(experts=(HASH,)),
     ]
-    models += [Architecture.uniform(BASE, attention_experts=2), Architecture.uniform(BASE, head_experts=2)]
-    paths = [replace(SETTINGS, base_model=model).path(tmp_path) for model in models]
-    assert paths[0] == paths[1] == paths[2]
-    assert len({paths[0], *paths[3:]}) == 4
+    # What gates multiply by and the noise of training do not change how long they take.
+    for same in (of_base(gate_scale="probability"), of_base(gate_jitter=0.2), path(experts=(DENSE,))):
+        assert same == usual
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
+    assert len({usual, *others, path()}) == len(others) + 2
 
 
 def priced(base: Base = BASE) -> LatencyTable:
@@ -226,29 +245,9 @@ def test_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.rand(3), drawn)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"batch": 2},
-        {"tokens": 7},
-        {"inner_widths": (12, 24)},
-        {"base_model": Architecture.uniform(replace(BASE, depth=2))},
-        {"teacher": BertConfig(**{**SIZES, "num_hidden_layers": 1})},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_measured_for_each_setting(measure: Measure, table: LatencyTable, changes: dict[str, Any]) -> None:
-    other = measure(**changes)
-    assert other != table
-    assert (other.batch, other.tokens) == (changes.get("batch", 1), changes.get("tokens", 6))
-
-
-def test_measured_for_each_number_of_threads(
-    measure: Measure, table: LatencyTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Really running more threads than there are free cores would take minutes.
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
-    assert measure() != table
+def test_the_table_has_the_size_of_its_batches(measure: Measure) -> None:
+    table = measure(batch=2, tokens=7)
+    assert (table.batch, table.tokens) == (2, 7)
 
 
 def test_operations_that_are_added_are_measured(
@@ -325,9 +324,6 @@ def test_limits(text: str, microseconds: int) -> None:
 def test_what_is_no_limit(text: str) -> None:
     with pytest.raises(ValueError, match=r"'12ms' or '0\.012s', or .* '0\.25x', not '"):
         parse_latency(text)
-
-
-HASH, GATE = Experts(2, Fraction(1, 2)), Experts(4, Fraction(1), "token_gate", top_k=2)
 
 
 def test_experts_are_measured_too(measure: Measure) -> None:

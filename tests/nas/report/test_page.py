@@ -18,11 +18,12 @@ from nas.report.page import Picture
 from nas.report.study import Study, read
 from nas.study.attributes import FUNCTION, attribute
 from nas.study.folder import Folder
+from tests.commands import refused
 from tests.nas.report import synthetic
 from tests.nas.tiny_study import trials_of
 
 FIRST = {"result", "search"}
-SCORED = {"front", "architectures", "nonlinearity", "time"}
+SCORED = {"front", "architectures", "nonlinearity"}
 # Kinds of studies: how they are written, and the sections that their pages have beside `FIRST`.
 KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "just begun": ({"trials": 0, "unfinished": True}, set()),
@@ -169,26 +170,22 @@ def _dominates(one: list[float], other: list[float]) -> bool:
 def test_bad_input(
     reports: Reports, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*arguments: object) -> str:
-        assert command.main([*map(str, arguments)]) == 2
-        message = capsys.readouterr().err
-        assert message.count("\n") == 1 and message.startswith("nas.report: ")
-        return message
-
     path = tmp_path / "demo"
     shutil.copytree(reports("one goal")[0], path)
-    assert "has no config.toml" in refused(tmp_path / "missing")
-    assert "an ending such as .html" in refused(path, "--out", tmp_path / "report")
-    assert "--checkpoint" in refused(path, "--checkpoint", tmp_path)
+    assert "has no config.toml" in refused(command.main, capsys, tmp_path / "missing")
+    assert "an ending such as .html" in refused(command.main, capsys, path, "--out", tmp_path / "report")
+    assert "--checkpoint" in refused(command.main, capsys, path, "--checkpoint", tmp_path)
     (tmp_path / "file").touch()
-    assert "--out: " in refused(path, "--out", tmp_path / "file" / "report.html")
-    assert "there is no study demo/stage-1" in refused(path, "--storage", f"sqlite:///{tmp_path}/other.db")
+    assert "--out: " in refused(command.main, capsys, path, "--out", tmp_path / "file" / "report.html")
+    assert "there is no study demo/stage-1" in refused(
+        command.main, capsys, path, "--storage", f"sqlite:///{tmp_path}/other.db"
+    )
     (path / "stage-1" / "best.json").write_text("{")
-    assert "best.json: not JSON" in refused(path)
+    assert "best.json: not JSON" in refused(command.main, capsys, path)
     (path / "study.db").unlink()
-    assert "has no study.db" in refused(path)
+    assert "has no study.db" in refused(command.main, capsys, path)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert "install the extra plots" in refused(path)
+    assert "install the extra plots" in refused(command.main, capsys, path)
 
 
 def test_a_final_training_on_several_tasks_of_which_one_is_unfinished(
@@ -209,8 +206,8 @@ def test_a_final_training_on_several_tasks_of_which_one_is_unfinished(
         (final, line),
         (final / "rte", f"{final / 'rte'} is not a finished checkpoint of train_final.py: it has no metrics.json\n"),
     ):
-        assert command.main([str(path), "--checkpoint", str(chosen)]) == 2
-        assert capsys.readouterr().err == f"nas.report: --checkpoint: {message}"
+        error = refused(command.main, capsys, path, "--checkpoint", chosen)
+        assert error == f"nas.report: --checkpoint: {message}"
 
 
 def test_losses_of_the_final_training() -> None:

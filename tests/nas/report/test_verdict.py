@@ -14,7 +14,6 @@ from nas.config.load import load_config
 from nas.planning.finalists import GLOBAL, WINNER
 from nas.report.sections import result
 from nas.report.study import Study, read
-from nas.report.timing import merged
 from nas.report.verdict import of_study, overall_lead
 from nas.study.folder import Folder
 from tests.nas.report import synthetic
@@ -85,11 +84,6 @@ def test_the_lead_of_a_later_stage_is_over_a_fixed_baseline(study: Study) -> Non
     assert (found["value"], found["standard_error"]) == (expected.value, expected.standard_error)
     later = with_lead(study, lead(9.0) | {"over": WINNER}, winner.number)
     assert f"{expected.value:+.4f}" in of_study(later)
-
-
-def test_time_in_which_trials_run() -> None:
-    assert merged([(0.0, 10.0), (5.0, 12.0), (20.0, 21.0), (20.5, 20.6)]) == [(0.0, 12.0), (20.0, 21.0)]
-    assert merged([]) == []
 
 
 def test_a_trial_that_ended_before_it_began_by_the_clock_took_no_time(study: Study) -> None:
