@@ -52,7 +52,7 @@ def bounded(preset: str, kind: str, budget: int) -> StudyConfig:
         return config
     workspace = prepare(config, outputs=False)
     base, graph = workspace.base()
-    table = latencies_of(config, workspace, "cpu", lambda phase, share: None)
+    table = latencies_of(config, workspace, "cpu", lambda phase, fraction: None)
     uniform = table.total(Architecture.uniform(base, graph, expansion=Fraction(1, budget)))
     whole = cost.params(Architecture.uniform(base, graph), workspace.labels)
     changes = {"space.max_latency": f"{uniform / 1000}ms", "space.max_params": whole, "space.slack": 0.2}
@@ -128,7 +128,7 @@ class Budget:
             name: {"params": cost.params(one, self.workspace.labels)} for name, one in architectures.items()
         }
         if self.config.space.max_latency is not None:
-            table = latencies_of(self.config, self.workspace, "cpu", lambda phase, share: None)
+            table = latencies_of(self.config, self.workspace, "cpu", lambda phase, fraction: None)
             for name, latency in measure_whole(architectures, table, "cpu").items():
                 rows[name] |= {"predicted_ms": latency.predicted / 1e3, "measured_ms": 1e3 * latency.whole.median}
         return rows
@@ -159,9 +159,9 @@ def compare(budget: Budget, searches: int, seeds: Sequence[int], report: Report)
         if origin not in (BASE_MODEL, *ALLOCATED[1:])
     }
     baselines = list(architectures)
-    found = [budget.measure(f"search {seed}", partial(budget.search, seed)) for seed in range(searches)]
+    searched = [budget.measure(f"search {seed}", partial(budget.search, seed)) for seed in range(searches)]
     winners = [f"winner {number}" for number in range(searches)]
-    architectures |= {name: Architecture.from_json(of["winner"]) for name, of in zip(winners, found, strict=True)}
+    architectures |= {name: Architecture.from_json(of["winner"]) for name, of in zip(winners, searched, strict=True)}
     scores = take_turns({name: partial(budget.trained, one) for name, one in architectures.items()}, seeds)
     costs = budget.measure(f"costs of {searches} winners", lambda: budget.costs(architectures))
     rows = [
@@ -182,4 +182,4 @@ def compare(budget: Budget, searches: int, seeds: Sequence[int], report: Report)
     for name in baselines:
         if name != best:
             report.note(f"{best} over {name}: {difference(scores[best], scores[name]).with_error(4, '+')}")
-    report.note(f"seconds per candidate: {mean(of['seconds per candidate'] for of in found):.2f}")
+    report.note(f"seconds per candidate: {mean(of['seconds per candidate'] for of in searched):.2f}")

@@ -97,18 +97,18 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """A BERT, or EfficientBERT's supernet with `blocks` FFNs a layer, and a classifier on top."""
 
-    def __init__(self, base: Base, blocks: int, labels: int = 2) -> None:
+    def __init__(self, base: Base, blocks: int, num_labels: int = 2) -> None:
         super().__init__()
         self.base = base
         self.words = nn.Embedding(base.vocabulary, base.embedding or base.width)
         self.widen = nn.Linear(3 * base.embedding, base.width) if base.embedding else nn.Identity()
         self.positions = nn.Embedding(base.positions, base.width)
-        self.kinds = nn.Embedding(base.token_types, base.width)
+        self.token_types = nn.Embedding(base.token_types, base.width)
         self.norm, self.dropout = nn.LayerNorm(base.width), nn.Dropout(DROPOUT)
         self.stack = blocks
         self.attentions = nn.ModuleList(Attention(base.width, base.heads) for _ in range(base.depth))
         self.blocks = nn.ModuleList(Block(base.width, base.inner) for _ in range(base.depth * blocks))
-        self.pooler, self.classifier = nn.Linear(base.width, base.width), nn.Linear(base.width, labels)
+        self.pooler, self.classifier = nn.Linear(base.width, base.width), nn.Linear(base.width, num_labels)
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor, architecture: Architecture) -> Outputs:
         words = self.words(ids_BT)
@@ -116,7 +116,7 @@ class Encoder(nn.Module):
             after, before = F.pad(words[:, 1:], (0, 0, 0, 1)), F.pad(words[:, :-1], (0, 0, 1, 0))
             words = torch.cat((after, words, before), dim=-1)
         places = torch.arange(ids_BT.shape[1], device=ids_BT.device)
-        hidden = self.widen(words) + self.positions(places) + self.kinds(torch.zeros_like(ids_BT))
+        hidden = self.widen(words) + self.positions(places) + self.token_types(torch.zeros_like(ids_BT))
         states, scores = [self.dropout(self.norm(hidden))], []
         bias = (1.0 - mask_BT[:, None, None, :].float()) * MASKED
         for layer, (attention, genes) in enumerate(zip(self.attentions, architecture.ffns, strict=True)):

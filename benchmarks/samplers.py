@@ -1,7 +1,7 @@
 """How many evaluations the samplers need on the tabulated space.
 
 A sampler's search is an Optuna study in memory, one trial after the other, whose scores are those of the table (see
-`tabulate`). Samplers get the zero-cost proxy that a search gives them: the share of the supernet's neuron importance
+`tabulate`). Samplers get the zero-cost proxy that a search gives them: the fraction of the supernet's neuron importance
 that an architecture keeps. The table counts evaluations until the first architecture of the best 1 %; the drawing shows
 the best score so far. Constants of samplers were chosen on other seeds, from 1,000 on.
 """

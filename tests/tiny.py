@@ -70,10 +70,10 @@ def graphs(count: int, seed: int = 0) -> list[FFNGraph]:
     """Graphs of the space of stage 1, most of them far from the base graph."""
     space = Space(BASE, {"stack": (1,), "expansion": (Fraction(1),)}, 0, 10**9, mutation_rate=0.9)
     rng = random.Random(seed)
-    found: list[FFNGraph] = []
-    while len(found) < count:
-        found += [genes.graph for genes in space.sample(rng).ffns]
-    return found[:count]
+    drawn: list[FFNGraph] = []
+    while len(drawn) < count:
+        drawn += [genes.graph for genes in space.sample(rng).ffns]
+    return drawn[:count]
 
 
 def architectures(count: int, base: Base = BASE, seed: int = 0) -> Iterator[Architecture]:

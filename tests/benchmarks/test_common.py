@@ -144,8 +144,8 @@ def test_differences_are_between_scores_of_one_seed(tmp_path: Path, capsys: pyte
         return {"before": 0.5, "after": 0.5 + 0.2 * seed + gain * (1 + 0.1 * seed), "seconds": 2.0, "losses": [1.0]}
 
     settings = {"none": 0.0, "good": 0.1}
-    found = compare(settings, "none", train, [1, 3], Report("recipes", (), {}, path), {})
-    assert found["good"][1]["after"] == pytest.approx(1.23)
+    rows_of = compare(settings, "none", train, [1, 3], Report("recipes", (), {}, path), {})
+    assert rows_of["good"][1]["after"] == pytest.approx(1.23)
     rows = cells_of(capsys.readouterr().out)
     assert rows["setting"] == ["before", "after", "minus none", "seconds"]
     gains = [0.1 * 1.1, 0.1 * 1.3]
@@ -154,7 +154,7 @@ def test_differences_are_between_scores_of_one_seed(tmp_path: Path, capsys: pyte
     assert rows["none"] == ["0.5000", "0.9000 ± 0.2000", "+0.0000 ± 0.0000", "2.00"]
     content = json.loads(path.read_text())
     assert content["seeds"] == [1, 3]
-    assert content["results"]["measured"]["good, seed 3"] == found["good"][1]
+    assert content["results"]["measured"]["good, seed 3"] == rows_of["good"][1]
 
 
 def test_tables_are_markdown_however_wide() -> None:

@@ -43,8 +43,8 @@ def test_nothing_changes_if_every_neuron_is_kept(evaluator: TrainedEvaluator, me
 
 
 def test_the_highest_neurons_of_all_layers() -> None:
-    found = highest([torch.tensor([5.0, 1.0, 4.0]), torch.tensor([0.5, 0.1])], 2)
-    assert [kept.tolist() for kept in found] == [[0, 2], [0]], "every layer keeps one"
+    kept_of_layers = highest([torch.tensor([5.0, 1.0, 4.0]), torch.tensor([0.5, 0.1])], 2)
+    assert [kept.tolist() for kept in kept_of_layers] == [[0, 2], [0]], "every layer keeps one"
 
 
 def test_a_neuron_is_swapped_for_the_one_whose_gradient_it_cancels() -> None:

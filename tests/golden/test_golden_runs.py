@@ -47,12 +47,12 @@ OBJECTIVES: dict[str, Callable[[Any, Any], Objective]] = {
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, Any], Any]:
-    """`golden(name, found)`: the content of NAME.json; with --write-golden, `found` is written there first."""
+    """`golden(name, measured)`: the content of NAME.json; with --write-golden, `measured` is written there first."""
 
-    def read(name: str, found: Any) -> Any:
+    def read(name: str, measured: Any) -> Any:
         file = Path(__file__).parent / f"{name}.json"
         if request.config.getoption("--write-golden", default=False):
-            file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            file.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return json.loads(file.read_text(encoding="utf-8"))
 
     return read
@@ -66,8 +66,8 @@ def environment() -> dict[str, Any]:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_first_proposals(sampler: str, golden: Callable[[str, Any], Any]) -> None:
     """Twelve proposals, of which the trials complete with random scores, fail and are pruned."""
-    found = list(map(formula, drawn(sampler, 3, 12, SPACE, OUTCOMES["mixed"])))
-    assert found == golden(f"proposals-{sampler}", found)
+    proposals = list(map(formula, drawn(sampler, 3, 12, SPACE, OUTCOMES["mixed"])))
+    assert proposals == golden(f"proposals-{sampler}", proposals)
 
 
 def test_search_log(searched: Path, golden: Callable[[str, Any], Any]) -> None:
@@ -126,9 +126,9 @@ def test_loss_curves(accelerator: Accelerator, one_thread: None, golden: Callabl
             teacher=LiveTeacher(teacher, chosen.needs, accelerator),
             seed=1,
         )
-    found = {"environment": environment(), "losses": curves}
-    expected = golden("losses", found)
+    measured = {"environment": environment(), "losses": curves}
+    expected = golden("losses", measured)
     assert curves.keys() == expected["losses"].keys()
     for name, losses in expected["losses"].items():
-        here = found["environment"] == expected["environment"]
+        here = measured["environment"] == expected["environment"]
         assert curves[name] == (losses if here else pytest.approx(losses, rel=LOSS_RTOL)), name

@@ -51,7 +51,7 @@ def mutated(rng: random.Random, given: bytes) -> bytes:
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths to all values in a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, below in inner for found in places(below, (*path, key)))]
+    return [path, *(place for key, below in inner for place in places(below, (*path, key)))]
 
 
 def replaced(value: Any, path: Sequence[Any], by: Any) -> Any:

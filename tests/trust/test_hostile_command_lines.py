@@ -40,21 +40,21 @@ VALUES = [value for value in VALUES if value.isascii() or value.isprintable()]
 def words(rng: random.Random, parser: argparse.ArgumentParser) -> list[str]:
     """A command line of options that exist or almost do, with arbitrary values."""
     names = [name for action in parser._actions for name in action.option_strings]
-    found = []
+    line = []
     for _ in range(rng.randint(0, 6)):
         name = rng.choice(names)
         match rng.randrange(6):
             case 0:
-                found.append(name)
+                line.append(name)
             case 1:
-                found.append(f"{name}={rng.choice(VALUES)}")
+                line.append(f"{name}={rng.choice(VALUES)}")
             case 2:
-                found.append(name[: rng.randint(1, len(name))])
+                line.append(name[: rng.randint(1, len(name))])
             case 3:
-                found.append(rng.choice(VALUES))
+                line.append(rng.choice(VALUES))
             case _:
-                found += [name, rng.choice(VALUES)]
-    return found
+                line += [name, rng.choice(VALUES)]
+    return line
 
 
 @pytest.mark.trust

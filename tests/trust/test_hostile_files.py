@@ -24,13 +24,13 @@ from tests.trust_counts import Cases
 
 
 def graph(path: Path) -> None:
-    found = FFNGraph.parse(path.read_bytes().decode("utf-8", "surrogateescape"))
-    assert FFNGraph.parse(str(found)) == found
+    parsed = FFNGraph.parse(path.read_bytes().decode("utf-8", "surrogateescape"))
+    assert FFNGraph.parse(str(parsed)) == parsed
 
 
 def architecture(path: Path) -> None:
-    found = Architecture.load(path)
-    assert Architecture.from_json(json.loads(json.dumps(found.to_json()))) == found
+    parsed = Architecture.load(path)
+    assert Architecture.from_json(json.loads(json.dumps(parsed.to_json()))) == parsed
 
 
 def preset(path: Path) -> None:
@@ -40,8 +40,8 @@ def preset(path: Path) -> None:
 
 
 def sentences(path: Path) -> None:
-    for found in conll.read(path):
-        assert all(word and tag for word, tag, _ in found)
+    for parsed in conll.read(path):
+        assert all(word and tag for word, tag, _ in parsed)
 
 
 def rows(path: Path) -> None:
@@ -71,10 +71,10 @@ def questions(path: Path) -> None:
 
 
 def paragraphs(path: Path) -> None:
-    found = [line for line in texts.read_paragraphs(path) if line]
+    parsed = [line for line in texts.read_paragraphs(path) if line]
     lines = [line.strip() for line in path.read_bytes().decode("utf-8-sig").split("\n")]
     headings = {line for line in lines if len(line) > 3 and line.startswith("= ") and line.endswith(" =")}
-    assert found == [line for line in lines if line and line not in headings] != []
+    assert parsed == [line for line in lines if line and line not in headings] != []
 
 
 GRAPHS = ["project(gelu(expand(x)))", "tanh(project(mul(relu(expand(x)),gate(x))))", "max(project(swish(expand(x))),x)"]
@@ -184,6 +184,6 @@ def test_strange_values(read: Callable[[Any], Any], cases: Callable[..., Cases])
         for _ in range(rng.randint(1, 2)):
             value = replaced(value, rng.choice(places(value)), rng.choice(WEIRD))
         with case(counts, f"case {number}: {json.dumps(value)}"):
-            found = read(value)
-            assert read(found.to_json()) == found
+            parsed = read(value)
+            assert read(parsed.to_json()) == parsed
     assert counts["refused"] and counts["read"]

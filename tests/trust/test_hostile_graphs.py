@@ -20,39 +20,39 @@ NAMES: list[Any] = [*range(6), "x", "", "\ud800", (1, 2), frozenset({1}), 10**30
 def hostile(rng: random.Random, given: list[FFNGraph]) -> "nx.Graph[Any]":
     """A graph drawn at random, or a valid one after a few changes."""
     if rng.random() < 0.3:
-        found = rng.choice(KINDS)()
+        graph = rng.choice(KINDS)()
         for name in rng.sample(NAMES, rng.randint(0, len(NAMES))):
-            found.add_node(name, op=rng.choice([*OPERATIONS, "x", *WEIRD]))
+            graph.add_node(name, op=rng.choice([*OPERATIONS, "x", *WEIRD]))
     else:
-        found = rng.choice(KINDS)(rng.choice(given).digraph.copy())
+        graph = rng.choice(KINDS)(rng.choice(given).digraph.copy())
     for _ in range(rng.randint(0, 4)):
-        nodes = list(found)
+        nodes = list(graph)
         if not nodes:
             break
         change = rng.choice(("edge", "node", "op", "attribute", "remove", "position", "cycle", "many", "again"))
         one, other = rng.choice(nodes), rng.choice(nodes)
         match change:
             case "edge":
-                found.add_edge(one, other, position=rng.choice([0, 1, (0, 1), *WEIRD]))
+                graph.add_edge(one, other, position=rng.choice([0, 1, (0, 1), *WEIRD]))
             case "again":
-                found.add_edge(one, other)
-                found.add_edge(one, other)
+                graph.add_edge(one, other)
+                graph.add_edge(one, other)
             case "node":
-                found.add_node(rng.choice(NAMES), op=rng.choice([*OPERATIONS, *WEIRD]))
+                graph.add_node(rng.choice(NAMES), op=rng.choice([*OPERATIONS, *WEIRD]))
             case "op":
-                found.nodes[one]["op"] = rng.choice([*OPERATIONS, *WEIRD])
+                graph.nodes[one]["op"] = rng.choice([*OPERATIONS, *WEIRD])
             case "attribute":
-                found.nodes[one]["more"] = rng.choice(WEIRD)
+                graph.nodes[one]["more"] = rng.choice(WEIRD)
             case "remove":
-                found.remove_node(one)
+                graph.remove_node(one)
             case "position":
-                for *_, attributes in found.edges(data=True):
+                for *_, attributes in graph.edges(data=True):
                     attributes["position"] = rng.choice([0, 1, (1, 0), *WEIRD])
             case "cycle":
-                found.add_edges_from([(one, other), (other, one), (one, one)])
+                graph.add_edges_from([(one, other), (other, one), (one, one)])
             case "many":
-                nx.add_path(found, [one, *range(100, 100 + rng.choice((3, 70, 5000)))], position=0)
-    return found
+                nx.add_path(graph, [one, *range(100, 100 + rng.choice((3, 70, 5000)))], position=0)
+    return graph
 
 
 @pytest.mark.trust
@@ -64,6 +64,6 @@ def test_hostile_graphs(cases: Callable[..., Cases]) -> None:
         digraph = hostile(rng, given)
         shown = f"{digraph}: {list(digraph.nodes(data=True))} {list(digraph.edges(data=True))}"
         with case(counts, f"case {number}: {shown}"):
-            found = FFNGraph(digraph)
-            assert FFNGraph.parse(str(found)) == found == FFNGraph(found.digraph)
+            graph = FFNGraph(digraph)
+            assert FFNGraph.parse(str(graph)) == graph == FFNGraph(graph.digraph)
     assert counts["refused"] and counts["read"]

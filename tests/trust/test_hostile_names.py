@@ -46,10 +46,10 @@ def poisoned(folder: Path, name: str) -> None:
                 database.execute(f"UPDATE {table} SET value_json = ? WHERE rowid = ?", (json.dumps(changed), row))
     database.close()
     for best in folder.glob("stage-*/best.json"):
-        found = json.loads(best.read_text())
-        for row in found["finalists"]:
+        content = json.loads(best.read_text())
+        for row in content["finalists"]:
             row["origin"] = name
-        best.write_text(json.dumps(found))
+        best.write_text(json.dumps(content))
 
 
 @pytest.mark.slow

@@ -23,11 +23,11 @@ from tests.trust_counts import Cases
 
 @dataclass
 class Kill:
-    """A kill that is to come: in which phase, of what, and after which share of the phase's seconds."""
+    """A kill that is to come: in which phase, of what, and after which fraction of the phase's seconds."""
 
     phase: str
     target: str
-    share: float
+    fraction: float
 
 
 def strike(target: str, process: subprocess.Popen[bytes], way: Way, seen: set[psutil.Process]) -> str | None:
@@ -35,12 +35,12 @@ def strike(target: str, process: subprocess.Popen[bytes], way: Way, seen: set[ps
     `seen` gets the processes.
     """
     everyone = family(process.pid)
-    found = workers(everyone)
+    of_ray = workers(everyone)
     if target == "worker" and lost_before(way.study):
         target = "all"
-    if target == "worker" and not found:
+    if target == "worker" and not of_ray:
         return None
-    kill_all({"driver": everyone[:1], "worker": found[:1], "all": everyone}[target])
+    kill_all({"driver": everyone[:1], "worker": of_ray[:1], "all": everyone}[target])
     seen.update(everyone)
     return target
 
@@ -58,7 +58,7 @@ def disturbed(way: Way, said: Path, kills: list[Kill], seconds: dict[str, float]
                 if not kills:
                     continue
                 if moment is None and (kills[0].phase == STARTING or reached(way, said, kills[0].phase)):
-                    moment = time.monotonic() + kills[0].share * seconds[kills[0].phase]
+                    moment = time.monotonic() + kills[0].fraction * seconds[kills[0].phase]
                 if moment is None or time.monotonic() < moment:
                     continue
                 phase = phase_now(way, said)

@@ -53,7 +53,7 @@ def test_searches_that_start_together(
         for name in ("s", "other"):
             assert results(out / name) == results(searched)
         made = {folder.name for folder in study.cache.iterdir()}
-        found, alone = content(study.cache, made), content(shared_study.cache, made)
-        assert found.items() <= alone.items()
+        ours, alone = content(study.cache, made), content(shared_study.cache, made)
+        assert ours.items() <= alone.items()
         assert not [path for path in study.cache.rglob("*") if path.name.startswith((DRAFT_PREFIX, STATE_PREFIX))]
         counts["with one refused, and two that filled one cache and ended as if alone"] += 1

@@ -68,9 +68,9 @@ class Way:
             if not (self.study / stage / "best.json").exists():
                 if stage == "stage-1" and not states(self.study, stage):
                     return "cache"
-                found = states(self.study, stage)
-                unfinished = found["RUNNING"] + found["WAITING"]
-                return stage if unfinished or found.total() < trials else "confirmation"
+                counts = states(self.study, stage)
+                unfinished = counts["RUNNING"] + counts["WAITING"]
+                return stage if unfinished or counts.total() < trials else "confirmation"
         final = self.root / "final"
         if not (final / "metrics.json").exists() or (final / "state").exists():
             return "final training"
@@ -150,7 +150,7 @@ def phase_now(way: Way, said: Path) -> str:
 
 def assert_undisturbed(way: Way, expected: dict[str, Any]) -> None:
     """Assert that the way has left what an undisturbed one leaves, and nothing unfinished."""
-    found = way.outcome()
-    assert found.keys() == expected.keys()
-    assert not [name for name in expected if found[name] != expected[name]]
+    left = way.outcome()
+    assert left.keys() == expected.keys()
+    assert not [name for name in expected if left[name] != expected[name]]
     assert not way.unfinished()
