@@ -57,7 +57,6 @@ def resampled_taus(values_N: np.ndarray, others_N: np.ndarray, counts_RN: np.nda
     minutes.
 
     Args:
-        values_N: NaN where an architecture has no value.
         counts_RN: how often a resample has each architecture. Two copies of one architecture are no pair.
     """
 
@@ -65,9 +64,7 @@ def resampled_taus(values_N: np.ndarray, others_N: np.ndarray, counts_RN: np.nda
         result: np.ndarray = ((counts_RN @ pairs_NN) * counts_RN).sum(axis=1)
         return result
 
-    known = ~np.isnan(values_N)
-    signs = [np.sign(row[:, None] - row) for row in (np.where(known, values_N, 0), others_N)]
-    a, b = (np.where(known[:, None] & known, sign, 0.0) for sign in signs)
+    a, b = (np.sign(row[:, None] - row) for row in (values_N, others_N))
     with np.errstate(invalid="ignore"):
         taus: np.ndarray = total(a * b) / np.sqrt(total(a * a) * total(b * b))
     return taus

@@ -3,29 +3,11 @@
 from typing import Any
 
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-    PreTrainedModel,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RobertaForQuestionAnswering,
-    RobertaForSequenceClassification,
-    RobertaForTokenClassification,
-    RobertaModel,
-)
+import transformers
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, RobertaConfig
 
-CLASSES: dict[type, type] = {
-    BertModel: RobertaModel,
-    BertForMaskedLM: RobertaForMaskedLM,
-    BertForSequenceClassification: RobertaForSequenceClassification,
-    BertForTokenClassification: RobertaForTokenClassification,
-    BertForQuestionAnswering: RobertaForQuestionAnswering,
-}
+ENDINGS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+CLASSES = {getattr(transformers, f"Bert{end}"): getattr(transformers, f"Roberta{end}") for end in ENDINGS}
 # RoBERTa's masked-LM head has a bias twice, as BERT's has.
 HEADS = {
     "cls.predictions.transform.dense.": "lm_head.dense.",

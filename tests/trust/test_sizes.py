@@ -1,7 +1,6 @@
 """The largest architectures that a file may describe are counted, and refused before any memory is allocated."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,38 +14,30 @@ from tests.nas.tiny_study import TinyStudy
 from tests.trust.mutations import bounded
 
 
-def largest() -> Architecture:
-    """An architecture at all bounds."""
+@pytest.fixture
+def largest(tmp_path: Path) -> Path:
+    """The file of an architecture at all bounds."""
     sizes = {name: LARGEST[name] for name in ("depth", "width", "inner", "vocabulary", "positions", "token_types")}
-    return Architecture.uniform(Base(**sizes, heads=1))
+    Architecture.uniform(Base(**sizes, heads=1)).save(tmp_path / "large.json")
+    return tmp_path / "large.json"
 
 
-def test_the_largest_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "large.json"
-    largest().save(file)
+def test_the_largest_is_counted(largest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with bounded():
-        assert inspect([str(file), "--json"]) == 0
+        assert inspect([str(largest), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["params"] > 10**12
 
 
-def test_it_is_refused(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A student must have the base of a teacher, which is on the disk."""
-    file = tmp_path / "large.json"
-    largest().save(file)
-    with bounded():
-        assert train_final([str(file), "--preset", str(tiny_study.preset), "--out", str(tmp_path / "out")]) == 2
-        assert student([str(file), "--like", str(tiny_study.teacher), "--out", str(tmp_path / "other")]) == 2
-    first, second = capsys.readouterr().err.strip().splitlines()
-    assert "the architecture's base differs from the configuration's in " in first
-    assert str(asdict(largest().base)["width"]) in second.replace(",", "")
-
-
-def test_a_large_base_without_weights(
-    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_it_is_refused(
+    largest: Path, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --fresh, and with a base of its own in a preset, nothing on the disk bounds the size of a model."""
-    file = tmp_path / "large.json"
-    largest().save(file)
+    """A student must have the base of a teacher, which is on the disk; with --fresh nothing there bounds its size."""
+    file, out, teacher = str(largest), str(tmp_path / "out"), str(tiny_study.teacher)
     with bounded():
-        assert student([str(file), "--like", str(tiny_study.teacher), "--fresh", "--out", str(tmp_path / "out")]) == 2
-    assert "parameters" in capsys.readouterr().err
+        assert train_final([file, "--preset", str(tiny_study.preset), "--out", out]) == 2
+        assert student([file, "--like", teacher, "--out", out]) == 2
+        assert student([file, "--like", teacher, "--fresh", "--out", out]) == 2
+    base, like, fresh = capsys.readouterr().err.strip().splitlines()
+    assert "the architecture's base differs from the configuration's in " in base
+    assert str(LARGEST["width"]) in like.replace(",", "")
+    assert "parameters" in fresh
