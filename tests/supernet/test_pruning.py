@@ -27,7 +27,8 @@ from supernet.build import base_of_teacher, from_teacher
 from supernet.order.importance import mask_importance
 from supernet.prune import main
 from supernet.pruning import Kept, PruningError, choose, encoder_params, prune
-from tests.tiny import SIZES, batch, bert, inputs, shaken, tokenizer
+from tests.supernet.files import CLASSES, saved, write_rows
+from tests.tiny import SIZES, batch, bert, inputs, shaken
 
 # One layer loses two of its four heads, one all of them, and one nothing.
 KEPT = Kept(heads=((0, 3), (), (0, 1, 2, 3)), channels=((1, 4, 40), (0,), tuple(range(48))))
@@ -186,22 +187,8 @@ def test_objectives_that_compare_attention_refuse_pruned_heads() -> None:
         assert OBJECTIVES[name].make(settings, pruned.config, teacher.config).needs_teacher
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A BERT with a tokenizer, and rows beside it."""
-    folder, words = tmp_path / "bert", [f"w{number}" for number in range(45)]
-    classes = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
-    bert(labels=2, **classes).save_pretrained(folder)
-    tokenizer(folder, words).save_pretrained(folder)
-    for name, count in (("train", 24), ("dev", 12)):
-        texts = [" ".join(words[(7 * row + 3 * word) % 45] for word in range(2 + row % 6)) for row in range(count)]
-        rows = [f"{text}\t{'no' if row % 3 else 'yes'}" for row, text in enumerate(texts)]
-        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    return folder
-
-
-def test_the_command_and_distillation(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = ["--train", str(tmp_path / "train.tsv"), "--dev", str(tmp_path / "dev.tsv")]
+def test_the_command_and_distillation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, rows = saved(bert(labels=2, **CLASSES), tmp_path / "bert"), write_rows(tmp_path)
     small = ["--max-length", "16", "--batch-size", "8", "--device", "cpu"]
     pruned, student = tmp_path / "pruned", tmp_path / "student"
     command = [str(checkpoint), *rows, *small, "--importance-batches", "2"]

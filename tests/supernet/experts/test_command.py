@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, BertTokenizerFast
+from transformers import AutoModelForSequenceClassification
 
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.loop import train
@@ -19,24 +19,17 @@ from distill.training.recipe import Recipe
 from search_spaces import GELU, Architecture, Experts, FFNGraph
 from supernet.build import build
 from supernet.experts.command import main
+from tests.supernet.files import CLASSES, saved, text, write_rows
 from tests.tiny import BASE, bert
 
-WORDS = [f"w{number}" for number in range(40)]
-COMMON = ["--text", "text", "--label", "kind", "--max-length", "16", "--batch-size", "4", "--importance-batches", "2"]
+COMMON = ["--max-length", "16", "--batch-size", "4", "--importance-batches", "2"]
 
 
 @pytest.fixture(scope="module")
 def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts")
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    model = bert(labels=2)
-    model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
-    model.save_pretrained(folder / "bert")
-    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder / "bert")
-    for name, size in (("train", 24), ("dev", 12)):
-        texts = [" ".join(WORDS[row % 30 : row % 30 + 3 + row % 5]) for row in range(size)]
-        rows = [f"{text}\t{'good' if row % 3 else 'bad'}" for row, text in enumerate(texts)]
-        (folder / f"{name}.tsv").write_text("text\tkind\n" + "\n".join(rows) + "\n")
+    saved(bert(labels=2, **CLASSES), folder / "bert")
+    write_rows(folder)
     return folder
 
 
@@ -50,28 +43,24 @@ def row_of(model: str, printed: str) -> str:
     return next((line for line in printed.splitlines() if re.match(rf" +{model} +\d\.\d{{4}} ± ", line)), "")
 
 
-def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path) -> None:
-    arguments = command(fixtures, "bert", "mixture", "--experts", "4", "--routing", "token_gate", "--steps", "3")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, "-m", "supernet.experts", *arguments], capture_output=True, text=True, env=environment
-    )
-    assert process.returncode == 0, process.stderr
-    assert row_of("mixture", process.stdout) and "layer 2 ffn:" in process.stdout
+def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--experts", "4", "--routing", "token_gate", "--steps", "3"]
+    assert main(command(fixtures, "bert", "mixture", *options)) == 0
+    printed = capsys.readouterr().out
+    assert row_of("mixture", printed) and "layer 2 ffn:" in printed
     report = json.loads((fixtures / "mixture" / "metrics.json").read_text())
     assert set(report["models"]) == {"teacher", "mixture, before", "mixture"} and report["dev_rows"] == 12
     mixture, dense = report["models"]["mixture, before"], report["models"]["teacher"]
     assert mixture["params_active"] < dense["params"] < mixture["params"] and mixture["macs"] < dense["macs"]
     assert [round(sum(load["shares"]), 9) for load in mixture["expert_load"]] == [1, 1]
     model = AutoModelForSequenceClassification.from_pretrained(fixtures / "mixture", trust_remote_code=True)
-    assert model.config.id2label == {0: "bad", 1: "good"}
+    assert model.config.id2label == CLASSES["id2label"]
     assert sum(parameter.numel() for parameter in model.parameters()) == mixture["params"]
-    arguments = command(fixtures, "mixture", "pruned", "--fuse", "3")
     process = subprocess.run(
-        [sys.executable, "-m", "supernet.experts", *arguments],
+        [sys.executable, "-m", "supernet.experts", *command(fixtures, "mixture", "pruned", "--fuse", "3")],
         capture_output=True,
         text=True,
-        env=environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
     )
     assert (process.returncode, process.stderr) == (0, "")
@@ -115,11 +104,8 @@ def test_mistakes_are_one_line(
 
 def saved_mixture(fixtures: Path, name: str, architecture: Architecture) -> None:
     """A mixture with random weights as the command would have written it."""
-    model = build(architecture, labels=2)
-    model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
-    model.save_pretrained(fixtures / name)
+    saved(build(architecture, template=bert(labels=2, **CLASSES).config), fixtures / name)
     architecture.save(fixtures / name / ARCHITECTURE_FILE)
-    BertTokenizerFast(vocab=str(fixtures / "vocab.txt")).save_pretrained(fixtures / name)
 
 
 def test_mixtures_that_cannot_be_pruned_are_refused(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,10 +166,8 @@ def test_classes_are_counted_as_the_checkpoint_does(fixtures: Path) -> None:
     """In own files too, whatever the alphabetical order: with the names exchanged, a dense model errs where it was
     right.
     """
-    model = bert(labels=2)
-    model.config.id2label, model.config.label2id = {0: "good", 1: "bad"}, {"good": 0, "bad": 1}
-    model.save_pretrained(fixtures / "exchanged")
-    BertTokenizerFast(vocab=str(fixtures / "vocab.txt")).save_pretrained(fixtures / "exchanged")
+    exchanged = {"id2label": {0: "yes", 1: "no"}, "label2id": {"yes": 0, "no": 1}}
+    saved(bert(labels=2, **exchanged), fixtures / "exchanged")
     scores = []
     for name in ("bert", "exchanged"):
         assert main(command(fixtures, name, f"{name}-classes", "--experts", "4")) == 0
@@ -195,8 +179,8 @@ def test_classes_are_counted_as_the_checkpoint_does(fixtures: Path) -> None:
 @pytest.mark.parametrize("options", [["--experts", "4"], ["--drop", "1/4"]])
 def test_rows_longer_than_the_model(fixtures: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     saved_mixture(fixtures, "short", Architecture.uniform(BASE, experts=Experts(2, Fraction(1), "token_gate")))
-    rows = [f"{' '.join(WORDS[:30])}\t{kind}" for kind in ("good", "bad", "good")]
-    (fixtures / "long.tsv").write_text("\n".join(["text\tkind", *rows]) + "\n")
+    rows = [f"{text(row, 30)}\t{label}" for row, label in enumerate(("yes", "no", "yes"))]
+    (fixtures / "long.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     arguments = command(fixtures, "short" if "--drop" in options else "bert", "never", *options)
     arguments[arguments.index("--dev") + 1] = str(fixtures / "long.tsv")
     assert main([*arguments, "--max-length", "30"]) == 2

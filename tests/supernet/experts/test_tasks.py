@@ -25,28 +25,16 @@ from transformers import (
 from distill.training.layout import ARCHITECTURE_FILE
 from search_spaces import Architecture
 from supernet.experts.command import main
+from tests.supernet.files import saved, text
 from tests.tiny import SIZES, bert, shaken
 
-WORDS = [f"w{number}" for number in range(45)]
 SHAPE = {**SIZES, "max_position_embeddings": 40}
-TAGS = ("O", "B-X", "I-X")
 
 
 @pytest.fixture(autouse=True)
 def float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """The references are computed in float32."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # so that "auto" is float32
-
-
-def saved(model: Any, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(folder)
-    return folder
-
-
-def text(row: int, words: int) -> str:
-    return " ".join(WORDS[(7 * row + 5 * place + place * place) % 45] for place in range(words))
 
 
 def split_distil_and_prune(
