@@ -16,7 +16,7 @@ from distill.tasks.readers.tables import table_task
 from distill.tasks.splits import AnySplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
-from distill.tasks.types import CLASSIFICATION, REGRESSION, encode, task_type
+from distill.tasks.types import CLASSIFICATION, REGRESSION, TaskType, encode, task_type
 from foundation.files import fingerprint
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
@@ -78,16 +78,14 @@ def check_tasks(config: StudyConfig) -> None:
         raise ConfigError(
             f"data: none of the tasks {', '.join(config.tasks)} reads files from a folder; leave out data"
         )
-    kinds = [
-        row_kind(config.rows[task]) if task in config.rows else reader_of(task).kind(task) for task in config.tasks
-    ]
-    if len({task_type(kind).model for kind in kinds}) > 1:
+    types = [task_type_of(config, task) for task in config.tasks]
+    if len({each.model for each in types}) > 1:
         raise ConfigError(
             f"tasks: {' and '.join(config.tasks)} need different heads, but stage 3 shares one model; "
             "search in separate studies"
         )
-    for task, kind in zip(config.tasks, kinds, strict=True):
-        if max(config.space.head_experts) > 1 and not task_type(kind).head.pooled:
+    for task, each in zip(config.tasks, types, strict=True):
+        if max(config.space.head_experts) > 1 and not each.head.pooled:
             raise ConfigError(
                 f"space.head_experts: heads for {task} predict from single tokens; only those that predict from whole "
                 "sentences have experts: leave it out"
@@ -98,8 +96,14 @@ def check_tasks(config: StudyConfig) -> None:
         raise ConfigError(f"tasks: {name} works with the rows of a single task; give one task, or another objective")
 
 
-def row_kind(rows: RowsTable) -> str:
-    """The kind of the task of a user's own rows."""
+def task_type_of(config: StudyConfig, task: str) -> TaskType:
+    """The type of one of the study's tasks."""
+    rows = config.rows.get(task)
+    return task_type(reader_of(task).kind(task) if rows is None else type_of_rows(rows))
+
+
+def type_of_rows(rows: RowsTable) -> str:
+    """The name of the task type of a user's own rows."""
     return REGRESSION if rows.regression else CLASSIFICATION
 
 
@@ -125,7 +129,7 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
         if name in config.rows:
             rows = config.rows[name]
             files = Path(rows.train), Path(rows.dev)
-            return table_task(*files, text=rows.text, label=rows.label, pair=rows.pair, kind=row_kind(rows))
+            return table_task(*files, text=rows.text, label=rows.label, pair=rows.pair, kind=type_of_rows(rows))
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))

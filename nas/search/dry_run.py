@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from distill.tasks.corpora import corpus_file
-from distill.tasks.readers import embedded, reader_of
-from distill.tasks.types import task_type
+from distill.tasks.readers import embedded
 from distill.training.progress import clock
 from distill.training.teacher import locate
 from foundation.files import cache_folder
@@ -32,14 +31,13 @@ from nas.planning.budget import (
 from nas.planning.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER
 from nas.planning.stages import Enqueued, plan, start_of, varied
 from nas.preparation.context import preparation_context
-from nas.preparation.data import row_kind
+from nas.preparation.data import task_type_of
 from nas.preparation.entries import TRAINING, Entry
 from nas.preparation.phases import learns_from_text
 from nas.preparation.prepare import TEXTS, entries, workspace_of
 from nas.preparation.text import corpora_of
 from nas.preparation.workspace import Workspace, base_of_study
-from nas.search.estimate import Estimator, Sizes, by_earlier_trials, measure_speed
-from nas.search.progress import Part, shown
+from nas.search.estimate import Estimator, Sizes, measure_speed
 from nas.search.run import SearchRun
 from nas.study.attributes import COSTS
 from search_spaces import cost
@@ -60,29 +58,22 @@ def dry_run(search: SearchRun, console: Console) -> None:
     """
     search.check()
     config, device = search.config, search.cluster.device
-    known = known_rows(config)
+    downloads = list(downloads_of(config))
+    known = rows_are_known(config, downloads)
     context = preparation_context(config, device, known=known)
     needed, workspace = list(entries(context)), workspace_of(context)
     latency = "latency" in config.goals or config.space.max_latency is not None
     table = latencies_file(config, workspace, device) if latency else None
+    measured = table is not None and table.exists()
+    there = {entry.what: entry.exists for entry in needed}
+    there |= {"latency table of this device": measured} if latency else {}
     start = start_of(search.folder, search.stages[0], search.start)
-    space, baselines = first_plan(config, workspace, search.stages[0], start, device, table)
+    space, baselines = first_plan(search, workspace, start, measured)
     console.print(f"dry run: nothing is trained, and nothing is written to {search.path}")
     show_space(console, config, space, search.stages[0])
     show_baselines(console, config, space, baselines, workspace)
-    there = {entry.what: entry.exists for entry in needed}
-    there |= {"latency table of this device": table is not None and table.exists()} if latency else {}
-    show_needs(console, there, downloads_of(config), known)
+    show_needs(console, there, downloads, known)
     show_time(console, search, space, needed, workspace)
-
-
-def known_rows(config: StudyConfig) -> bool:
-    """Whether the rows and the text, on which keys of the cache depend, are on this machine already."""
-    corpora = [corpora_of(config, table) for table in TEXTS if learns_from_text(config, table)]
-    uses_own_text = None in corpora or config.task in embedded.TASKS
-    collected = corpus_file().exists()
-    downloaded = any(name.startswith(("rows of", "text")) for name in downloads_of(config))
-    return (collected or not uses_own_text) and not downloaded
 
 
 def downloads_of(config: StudyConfig) -> Iterator[str]:
@@ -96,10 +87,22 @@ def downloads_of(config: StudyConfig) -> Iterator[str]:
     for task in config.tasks:
         if task not in config.rows and task not in embedded.TASKS and config.data is None:
             yield f"rows of {task}"
-    corpora = [corpora_of(config, table) or () for table in TEXTS if learns_from_text(config, table)]
-    for source in dict.fromkeys(chain.from_iterable(corpora)):
+    for source in dict.fromkeys(chain.from_iterable(corpora or () for corpora in corpora_learned_from(config))):
         if not Path(source).exists():
             yield f"text {source}"
+
+
+def corpora_learned_from(config: StudyConfig) -> list[tuple[str, ...] | None]:
+    """The sources of the text of each training on text; None: the text of this installation."""
+    return [corpora_of(config, table) for table in TEXTS if learns_from_text(config, table)]
+
+
+def rows_are_known(config: StudyConfig, downloads: Sequence[str]) -> bool:
+    """Whether the rows and the text, on which keys of the cache depend, are on this machine already."""
+    uses_own_text = None in corpora_learned_from(config) or config.task in embedded.TASKS
+    if uses_own_text and not corpus_file().exists():
+        return False
+    return not any(name.startswith(("rows of", "text")) for name in downloads)
 
 
 def has(workspace: Workspace) -> bool:
@@ -110,31 +113,25 @@ def has(workspace: Workspace) -> bool:
 
 
 def first_plan(
-    config: StudyConfig,
-    workspace: Workspace,
-    stage: str,
-    start: Architecture | None,
-    device: str,
-    latencies: Path | None,
+    search: SearchRun, workspace: Workspace, start: Architecture | None, measured: bool
 ) -> tuple[Space, Sequence[Enqueued]]:
     """The space of the first stage and its baselines, without those that need what is not in the cache.
 
     Args:
-        latencies: the file of the latency table. If it does not exist, the space has no limit on the latency.
+        measured: whether latencies have been measured; otherwise the space has no limit on them.
     """
+    config, stage = search.config, search.stages[0]
     base, graph = base_of_study(config)
+    head = task_type_of(config, config.task).head
+    labels = workspace.labels if has(workspace) else classes(workspace)
+    if config.keep is not None:  # the search finds the budget
+        config = keep.with_budget(config, base, graph, labels, head, None, 1.0)
+    limits = macs_limits(config, base, labels, head)
     if has(workspace):
-        head, labels = workspace.folders.task.type.head, workspace.labels
-        config = widest(config, labels, head)
-        measured = latencies is not None and latencies.exists()
-        limits = limits_of(config, workspace, device) if measured else macs_limits(config, base, labels, head)
+        if measured:
+            limits = limits_of(config, workspace, search.cluster.device)
         planned = plan(config, workspace, stage, start, limits)
         return planned.space, planned.baselines
-    task = config.task
-    kind = row_kind(config.rows[task]) if task in config.rows else reader_of(task).kind(task)
-    head, labels = task_type(kind).head, classes(workspace)
-    config = widest(config, labels, head)
-    limits = macs_limits(config, base, labels, head)
     space = budgeted_space(
         config,
         base,
@@ -148,20 +145,18 @@ def first_plan(
     )
     if start is not None:
         return space, [(start, WINNER, None)]
-    least = min(1, *space.genes["stack"])
-    whole = base_model(config, base, graph)
-    uniform = largest_uniform(whole, labels, space.max_params, limits, head, least)
-    return space, [(whole, BASE_MODEL, None), (uniform, UNIFORM, None)]
+    return space, [(base_model(config, base, graph), BASE_MODEL, None), (uniform_of(config, space), UNIFORM, None)]
+
+
+def uniform_of(config: StudyConfig, space: Space) -> Architecture:
+    """The largest uniform slice in this space."""
+    whole, least = base_model(config, space.base, space.graph), min(1, *space.genes["stack"])
+    return largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
 
 
 def classes(workspace: Workspace) -> int:
     """The number of outputs of the task's head, or `CLASSES` as long as the rows have not been read."""
     return len(workspace.folders.task.labels) or 1 if workspace.folders.data.exists() else CLASSES
-
-
-def widest(config: StudyConfig, labels: int, head: cost.HeadCost) -> StudyConfig:
-    """The configuration; with `keep`, whose budget the search finds, with the base model as the only bound."""
-    return config if config.keep is None else keep.with_budget(config, *base_of_study(config), labels, head, None, 1.0)
 
 
 def show_space(console: Console, config: StudyConfig, space: Space, stage: str) -> None:
@@ -225,7 +220,7 @@ def show_baselines(
             console.print(f"  assuming {CLASSES} classes: the rows have not been read yet")
 
 
-def show_needs(console: Console, there: dict[str, bool], downloads: Iterator[str], known: bool) -> None:
+def show_needs(console: Console, there: dict[str, bool], downloads: Sequence[str], known: bool) -> None:
     """Print what the preparation makes or finds in the cache, and what comes from the hub.
 
     Args:
@@ -241,44 +236,24 @@ def show_needs(console: Console, there: dict[str, bool], downloads: Iterator[str
 
 
 def show_time(console: Console, search: SearchRun, space: Space, needed: Sequence[Entry], workspace: Workspace) -> None:
-    """Print how long each part takes, and how that was estimated."""
-    workers = search.cluster.workers
-    parts, earlier, note = parts_of(search, space, needed, workspace)
+    """Print how long each part that is still to be done takes, and how that was estimated."""
+    config, workers = search.config, search.cluster.workers
+    sizes = Sizes.of(config, workspace.folders.data)
+    speed = measure_speed(space.base, space.graph, sizes.tokens, search.cluster.device, config.mixed_precision)
+    parts = Estimator(config, sizes, speed, uniform_of(config, space)).parts(needed, search.stages)
     console.print(f"time, with {workers} worker{'s' if workers > 1 else ''}:")
     for part in parts:
-        name = {"confirmation": "search for the budget"}.get(part.what, shown(part.what))
-        count = f"{part.count} trials" if part.what.startswith("stage-") else f"up to {part.count} trainings"
-        basis = f", by {earlier[part.what]} earlier trials" if part.what in earlier else ""
-        each = f"  ({count}, {part.seconds:.1f} s each{basis})" if part.count > 1 else ""
-        console.print(f"  {name:<36} {clock(part.total):>7}{each}")
+        count = f"{part.count} trials" if part.what.startswith("stage ") else f"up to {part.count} trainings"
+        each = f"  ({count}, {part.seconds:.1f} s each)" if part.count > 1 else ""
+        console.print(f"  {part.what:<36} {clock(part.total):>7}{each}")
     console.print(f"  {'in all about':<36} {clock(sum(part.total for part in parts)):>7}")
-    console.print(f"  basis: {note}")
-
-
-def parts_of(
-    search: SearchRun, space: Space, needed: Sequence[Entry], workspace: Workspace
-) -> tuple[list[Part], dict[str, int], str]:
-    """The parts of the search that are still to be done, by how many earlier trials they were estimated, and in words
-    what the estimate is based on.
-    """
-    config, base, graph = search.config, space.base, space.graph
-    sizes = Sizes.of(config, workspace.folders.data)
     counted = f"sentences have {sizes.tokens} tokens on average"
     if sizes.train is None:
         counted = "as the rows have not been read, sentences are assumed to fill half of max_length"
-    speed = measure_speed(base, graph, sizes.tokens, search.cluster.device, config.mixed_precision)
-    least = min(1, *space.genes["stack"])
-    whole = base_model(config, base, graph)
-    student = largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
-    estimator = Estimator(config, sizes, speed, student)
-    searching, earlier = by_earlier_trials(
-        estimator.stages(search.stages), search.path.parent, config, search.cluster.workers
-    )
-    note = (
-        f"a forward pass of the base model computed {speed / 1e9:.1f} G MACs a second, a training step counts "
+    console.print(
+        f"  basis: a forward pass of the base model computed {speed / 1e9:.1f} G MACs a second, a training step counts "
         f"as {TRAINING} passes, and {counted}"
     )
-    return [*estimator.preparation(needed), *searching], earlier, note
 
 
 def rounded(number: int) -> str:

@@ -1,19 +1,16 @@
 """Estimates how long a search takes, from its multiply-accumulates and the measured speed of this machine."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from distill.tasks.encoding import load_encoded
 from distill.training.loop import make_accelerator
 from distill.training.recipe import MixedPrecision
-from foundation.errors import UserError
-from nas.config.load import load_config
 from nas.config.recipes import RecipeTable
 from nas.config.schema import StudyConfig
 from nas.config.stages import StageTable
@@ -21,11 +18,7 @@ from nas.evaluation.modes import MODES
 from nas.planning.stages import BEFORE
 from nas.preparation.entries import TRAINING, Entry, Work
 from nas.preparation.workspace import base_of_study
-from nas.search.progress import Part
-from nas.study import ledger
-from nas.study.attributes import DUPLICATE_OF
-from nas.study.folder import Folder
-from nas.study.names import existing_studies
+from nas.search.progress import BUDGET, Part
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
@@ -96,44 +89,20 @@ class Estimator:
     macs_per_second: float
     student: Architecture
 
-    def seconds(self, work: Iterable[Work]) -> float:
-        """Seconds that this computation takes."""
-        return (
-            sum(
-                each.passes * self._sentences(each.sentences) * cost.macs(each.architecture, self.sizes.tokens)
-                for each in work
-            )
-            / self.macs_per_second
-        )
-
-    def _sentences(self, number: float | RecipeTable | None) -> float:
-        """A number of sentences; of a training 0 if it depends on the number of examples and that is not known."""
-        if not isinstance(number, RecipeTable):
-            return number or 0
-        if number.steps is None and self.sizes.train is None:
-            return 0
-        recipe = number.build(max(1, round(number.fraction * (self.sizes.train or 0))))
-        return recipe.steps * recipe.batch_size * recipe.gradient_accumulation_steps
-
-    def parts(self, work: Iterable[Work]) -> list[Part]:
-        """The parts of a search that this computation is."""
-        return [Part(each.what, 1, self.seconds([each])) for each in work]
-
-    def preparation(self, entries: Iterable[Entry]) -> list[Part]:
-        """The parts of the preparation that makes those of the entries that are not in the cache."""
-        return self.parts(work for entry in entries if not entry.exists for work in entry.work)
-
-    def stages(self, stages: Sequence[str]) -> list[Part]:
-        """The parts of these stages: their trials, and the confirmations after them."""
-        parts = []
+    def parts(self, entries: Iterable[Entry], stages: Sequence[str]) -> list[Part]:
+        """The parts of a search, in order: making those of the entries that are not in the cache, and then for each
+        stage its trials and the confirmation of its finalists.
+        """
+        parts = self._single(work for entry in entries if not entry.exists for work in entry.work)
         if self.config.keep is not None:
-            tried = BUDGETS_TRIED * self.config.stage1.confirm_seeds
-            parts.append(Part("confirmation", tried, self.training()))
+            parts.append(Part(BUDGET, BUDGETS_TRIED * self.config.stage1.confirm_seeds, self.training()))
         for stage in stages:
             table = self.config.stage(stage)
-            parts += self.parts(MODES[table.evaluation].work(self.config))
-            parts.append(Part(f"stage-{stage}", table.trials, self.trial(table, stage)))
-            parts.append(Part(f"confirmation of stage {stage}", confirmations_of(table, stage), self.training()))
+            # At most the best candidates, the best baseline and, in later stages, the architecture that is refined.
+            confirmed = (table.confirm + 1 + (stage in BEFORE)) * table.confirm_seeds
+            parts += self._single(MODES[table.evaluation].work(self.config))
+            parts.append(Part(f"stage {stage}", table.trials, self.trial(table, stage)))
+            parts.append(Part(f"confirmation of stage {stage}", confirmed, self.training()))
         return parts
 
     def trial(self, table: StageTable, stage: str) -> float:
@@ -153,59 +122,26 @@ class Estimator:
         work = [Work("training", self.student, table, TRAINING) for table in tables]
         return OVERHEAD + self.seconds([*work, Work("scoring", self.student, self.sizes.search)])
 
+    def seconds(self, work: Iterable[Work]) -> float:
+        """Seconds that this computation takes."""
+        macs = sum(
+            each.passes * self._sentences(each.sentences) * cost.macs(each.architecture, self.sizes.tokens)
+            for each in work
+        )
+        return macs / self.macs_per_second
 
-def confirmations_of(table: StageTable, stage: str) -> int:
-    """The most trainings by which the finalists of a stage are confirmed: of its best candidates, of the best baseline,
-    and in later stages of the architecture that it refines.
-    """
-    return (table.confirm + 1 + (stage in BEFORE)) * table.confirm_seeds
+    def _single(self, work: Iterable[Work]) -> list[Part]:
+        """A part of its own for each computation."""
+        return [Part(each.what, 1, self.seconds([each])) for each in work]
 
-
-def by_earlier_trials(
-    parts: Sequence[Part], out: Path, config: StudyConfig, workers: int
-) -> tuple[list[Part], dict[str, int]]:
-    """The parts with the seconds that trials of earlier studies in the folder `out` took, where there are such trials;
-    and the numbers of these trials by the names of the parts.
-    """
-    seconds: dict[str, list[float]] = {}
-    for name, taken in earlier_trials(out, config):
-        seconds.setdefault(name, []).append(taken)
-    known = {part.what: seconds[name] for part in parts if (name := part.what.partition(" ")[0]) in seconds}
-    replaced = [
-        replace(part, seconds=median(known[part.what]) / workers) if part.what in known else part for part in parts
-    ]
-    return replaced, {what: len(taken) for what, taken in known.items()}
-
-
-def earlier_trials(out: Path, config: StudyConfig) -> Iterator[tuple[str, float]]:
-    """For each complete trial of the studies in `out` with the same teacher, data and trainings its study, such as
-    "stage-1", and its seconds.
-    """
-    for path in sorted(out.iterdir()) if out.is_dir() else ():
-        folder = Folder(path)
-        if not (folder.config.is_file() and (path / "study.db").is_file()):
-            continue
-        try:
-            if alike(load_config(str(folder.config))) != alike(config):
-                continue
-            studies = existing_studies(folder)
-        except UserError:
-            continue  # not a study that could say how long trials take
-        for name, study in studies.items():
-            for trial in ledger.scored(study):
-                if "seconds" in trial.user_attrs and DUPLICATE_OF not in trial.user_attrs:
-                    yield name, trial.user_attrs["seconds"]
-
-
-def alike(config: StudyConfig) -> dict[str, Any]:
-    """What two configurations must have in common for their trials to take roughly equally long."""
-    stages = {f"stage{stage}" for stage in "123"}
-    result = config.model_dump(
-        mode="json",
-        include={"teacher", "base", "tasks", "data", "rows", "max_length", "candidate", "supernet", "one_shot"},
-    )
-    evaluations = config.model_dump(mode="json", include={name: {"evaluation", "rows"} for name in stages})
-    return result | evaluations
+    def _sentences(self, number: float | RecipeTable | None) -> float:
+        """A number of sentences; of a training 0 if it depends on the number of examples and that is not known."""
+        if not isinstance(number, RecipeTable):
+            return number or 0
+        if number.steps is None and self.sizes.train is None:
+            return 0
+        recipe = number.build(max(1, round(number.fraction * (self.sizes.train or 0))))
+        return recipe.steps * recipe.batch_size * recipe.gradient_accumulation_steps
 
 
 def expected_parts(config: StudyConfig, entries: Iterable[Entry], stages: Sequence[str], data: Path) -> list[Part]:
@@ -217,5 +153,4 @@ def expected_parts(config: StudyConfig, entries: Iterable[Entry], stages: Sequen
     """
     base, graph = base_of_study(config)
     student = Architecture.uniform(base, graph, expansion=config.space.uniform or max(config.space.expansions))
-    estimator = Estimator(config, Sizes.of(config, data), 1e10, student)
-    return [*estimator.preparation(entries), *estimator.stages(stages)]
+    return Estimator(config, Sizes.of(config, data), 1e10, student).parts(entries, stages)

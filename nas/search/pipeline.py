@@ -27,7 +27,7 @@ from nas.preparation.workspace import AnyWorkspace, Workspace
 from nas.report.drawing import add_drawing
 from nas.report.notes import add_missing_notes, add_note
 from nas.search.estimate import expected_parts
-from nas.search.progress import NO_TRIAL, Listener
+from nas.search.progress import BUDGET, Progress
 from nas.search.run import SearchRun
 from nas.study import ledger
 from nas.study.attributes import COSTS, TEACHER
@@ -44,43 +44,43 @@ from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 
 
-def prepare_search(search: SearchRun, listener: Listener | None = None) -> None:
+def prepare_search(search: SearchRun, progress: Progress | None = None) -> None:
     """Make what the first stage needs and keep it in the cache; `torchrun` may call this in several processes.
 
     Raises:
         UserError: see `run_search`.
     """
     search.check()
-    listener = listener or Listener()
-    context = preparation_context(search.config, search.cluster.device, listener.update)
+    progress = progress or Progress(quiet=True)
+    context = preparation_context(search.config, search.cluster.device, progress.update)
     # One process saves the teacher's outputs, when the search begins.
-    running = Search(search, prepare_in(context, outputs=not several_processes()), listener)
+    running = Search(search, prepare_in(context, outputs=not several_processes()), progress)
     running.prepared(running.first())
 
 
-def run_search(search: SearchRun, listener: Listener | None = None) -> Architecture:
+def run_search(search: SearchRun, progress: Progress | None = None) -> Architecture:
     """Prepare the study and run its stages; returns the last winner.
 
     Args:
-        listener: is told how far the search is.
+        progress: shows how far the search is; by default nothing is shown.
 
     Raises:
         UserError: a mistake in the configuration or in the files that it names, or another process runs the study.
     """
     search.check()
     check_cluster(search.cluster)
-    listener = listener or Listener()
-    context = preparation_context(search.config, search.cluster.device, listener.update)
-    listener.expect(expected_parts(search.config, entries(context), search.stages, context.data))
-    running = Search(search, prepare_in(context), listener)
+    progress = progress or Progress(quiet=True)
+    context = preparation_context(search.config, search.cluster.device, progress.update)
+    progress.expect(expected_parts(search.config, entries(context), search.stages, context.data))
+    running = Search(search, prepare_in(context), progress)
     first = running.first()
-    listener.finish()
+    progress.finish()
     folder = search.folder
     folder.create(search.config)
     with folder.lock(), reporting_failures(search.url):
         # Another process may have started the study while this one was preparing it.
         folder.check(search.config, search.stages, search.resume)
-        listener.say(f"study {folder.path} (optuna-dashboard {search.url} --artifact-dir {folder.artifacts})")
+        progress.say(f"study {folder.path} (optuna-dashboard {search.url} --artifact-dir {folder.artifacts})")
         return running.run_stages(first)
 
 
@@ -90,13 +90,13 @@ class Search:
 
     Attributes:
         search: what to search; with `keep` in its configuration the budget is found by the search.
-        listener: is told how far it is.
+        progress: shows how far it is.
         references: the trials of the reference models, with which notes compare candidates.
     """
 
     search: SearchRun
     workspace: Workspace
-    listener: Listener
+    progress: Progress
     references: Sequence[FrozenTrial] = ()
 
     @property
@@ -146,20 +146,20 @@ class Search:
         stage = self.search.stages[0]
         start = start_of(self.folder, stage, self.search.start)
         check_start(start, self.config, self.workspace.base()[0])
-        limits = limits_of(self.config, self.workspace, self.device, self.listener.update)
-        self.listener.update("baselines", None)
+        limits = limits_of(self.config, self.workspace, self.device, self.progress.update)
+        self.progress.update("baselines", None)
         return plan(self.config, self.workspace, stage, start, limits)
 
     def run_stages(self, first: Plan) -> Architecture:
         """Run the first stage and the others, each of which refines the winner before it; returns the last winner."""
-        self.listener.update("starting Ray", None)
+        self.progress.update("starting Ray", None)
         with ray_session(self.search.cluster):
             if self.given.keep is not None and not self.folder.budget.exists():
                 self.find_budget(first)
                 first = self.first()
             winner = self.stage(first)
             for stage in self.search.stages[1:]:
-                self.listener.say(f"stage {stage}, from the winner of stage {BEFORE[stage]}")
+                self.progress.say(f"stage {stage}, from the winner of stage {BEFORE[stage]}")
                 winner = self.stage(plan(self.config, self.workspace, stage, winner, first.space.limits))
         return winner
 
@@ -167,26 +167,28 @@ class Search:
         """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
         self.folder.begin(plan.stage, self.given, plan.start)
         workspace = self.prepared(plan)
-        self.listener.update(f"stage {plan.stage}: sampler and teacher's score", None)
+        self.progress.update(f"stage {plan.stage}: sampler and teacher's score", None)
         sampler = sampler_of(plan, self.workspace)
         if plan.references:
-            self.evaluate_references(plan, workspace)
+            references = ledger.open_study(self.search.url, f"{self.prefix}{REFERENCE}", goals=plan.goals)
+            self._record_teacher(references, plan)
+            ledger.requeue_unfinished(references)
+            ledger.enqueue_missing(references, plan.space, plan.references)
+            self._run("reference models", references, plan.space, workspace, rungs=plan.table.rungs)
+            self.references = ledger.finished(references)
         study = ledger.open_study(self.search.url, f"{self.prefix}{plan.study}", sampler, plan.goals)
         self._record_teacher(study, plan)
         ledger.requeue_unfinished(study)
         ledger.enqueue_missing(study, plan.space, plan.enqueued)
-        self.listener.started(study, NO_TRIAL, plan.trials)
-        run(
+        self._run(
+            f"stage {plan.stage}",
             study,
             plan.space,
             workspace,
-            self.search.cluster,
             trials=plan.trials,
             origin=plan.table.sampler,
             stop=plan.table.stop,
             rungs=plan.table.rungs,
-            on_start=partial(self._on_start, total=plan.trials),
-            on_trial=partial(self._on_trial, total=plan.trials),
         )
         add_missing_notes(study, self.references)  # of duplicates
         ranked = finalists(study, plan.table.confirm)
@@ -196,12 +198,12 @@ class Search:
             )
         fresh = range(self.config.seed + 1, self.config.seed + 1 + plan.table.confirm_seeds)
         wanted = [(ledger.architecture_of(trial), f"{plan.study} trial {trial.number}") for trial in ranked]
-        confirmed = self.confirm(plan.space, wanted, list(fresh))
+        confirmed = self.confirm(f"confirmation of stage {plan.stage}", plan.space, wanted, list(fresh))
         best = summary(ranked, confirmed, study, self.workspace.folders.task.score_metric)
         if self.given.keep is not None:
             self._add_kept(best, confirmed, self.given.keep.fraction)
         if line := lead_line(best["winner"]):
-            self.listener.say(line)
+            self.progress.say(line)
         if any(limit.name == "latency" for limit in plan.space.limits):
             self._measure(best)
         write_text(self.folder.best(plan.stage), json.dumps(best, indent=2) + "\n")
@@ -209,37 +211,43 @@ class Search:
         winner.save(self.folder.architecture)
         return winner
 
-    def evaluate_references(self, plan: Plan, workspace: AnyWorkspace) -> None:
-        """Evaluate the reference models of a stage as it evaluates its candidates, in a study of their own."""
-        study = ledger.open_study(self.search.url, f"{self.prefix}{REFERENCE}", goals=plan.goals)
-        self._record_teacher(study, plan)
-        ledger.requeue_unfinished(study)
-        ledger.enqueue_missing(study, plan.space, plan.references)
-        total = len(ledger.waiting(study)) + len(ledger.finished(study))
+    def _run(
+        self,
+        part: str,
+        study: optuna.Study,
+        space: Space,
+        workspace: AnyWorkspace,
+        trials: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Run the trials of a study, see `nas.workers.runner.run`, and show their progress under the name `part`."""
+        total = len(ledger.waiting(study)) + len(ledger.finished(study)) if trials is None else trials
+        self.progress.begin(part, study, total)
         run(
             study,
-            plan.space,
+            space,
             workspace,
             self.search.cluster,
-            trials=None,
-            origin=REFERENCE,
-            rungs=plan.table.rungs,
-            on_start=partial(self._on_start, total=total),
-            on_trial=partial(self._on_trial, total=total),
+            trials=trials,
+            on_start=self._on_start,
+            on_trial=self._on_trial,
+            **options,
         )
-        self.references = ledger.finished(study)
 
     def prepared(self, plan: Plan) -> AnyWorkspace:
         """What the candidates of this stage need, which is made unless it is in the cache."""
-        return MODES[plan.table.evaluation].prepare(self.workspace, plan, self.device, self.listener.update)
+        return MODES[plan.table.evaluation].prepare(self.workspace, plan, self.device, self.progress.update)
 
-    def confirm(self, space: Space, wanted: Sequence[tuple[Architecture, str]], seeds: Sequence[int]) -> Confirmed:
+    def confirm(
+        self, part: str, space: Space, wanted: Sequence[tuple[Architecture, str]], seeds: Sequence[int]
+    ) -> Confirmed:
         """Train architectures from the frozen supernet with each of the seeds; returns the results.
 
         All stages confirm in the same way and in one study, so their winners can be compared, and an architecture that
         an earlier stage has confirmed is not trained again.
 
         Args:
+            part: its name in the progress.
             wanted: pairs of an architecture and its origin.
         """
         study = ledger.open_study(self.search.url, f"{self.prefix}{CONFIRMATION}")
@@ -247,19 +255,8 @@ class Search:
         enqueued = [(architecture, origin, seed) for seed in seeds for architecture, origin in wanted]
         # What is confirmed may differ in graphs and in sizes.
         if ledger.enqueue_missing(study, space, enqueued, vary=frozenset({GRAPHS, SIZES})):
-            self.listener.say(f"training {len(wanted)} architectures with {len(seeds)} fresh seeds each")
-        total = len(ledger.waiting(study)) + len(ledger.finished(study))
-        run(
-            study,
-            space,
-            self.workspace,
-            self.search.cluster,
-            trials=None,
-            origin=CONFIRMATION,
-            evaluate=evaluate_keeping_rows,
-            on_start=partial(self._on_start, total=total),
-            on_trial=partial(self._on_trial, total=total),
-        )
+            self.progress.say(f"training {len(wanted)} architectures with {len(seeds)} fresh seeds each")
+        self._run(part, study, space, self.workspace, evaluate=evaluate_keeping_rows)
         add_missing_notes(study)
         return confirmations(study, [function_key(architecture) for architecture, _ in wanted], seeds)
 
@@ -289,9 +286,9 @@ class Search:
             }
             architecture = best.get(ALLOCATED[0], best[GLOBAL])
             described = COSTS[goal.cost](budgets[step])
-            (confirmed,) = self.confirm(widest.space, [(architecture, described)], seeds).values()
+            (confirmed,) = self.confirm(BUDGET, widest.space, [(architecture, described)], seeds).values()
             found = keep.fraction_kept(metric, self._teacher_rows, confirmed, goal.fraction)
-            self.listener.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
+            self.progress.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
             tried.append({"maximum": budgets[step]} | (found.to_json() if found else {}))
             return found is not None and found.fraction >= goal.fraction
 
@@ -302,12 +299,12 @@ class Search:
             )
         found = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
         write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")
-        self.listener.say(f"budget: {COSTS[goal.cost](budgets[last])}")
+        self.progress.say(f"budget: {COSTS[goal.cost](budgets[last])}")
 
     def _first_stage(self, maximum: int, slack: float) -> Plan:
         """The plan of stage 1 within a budget in place of `keep`."""
         config = self.with_budget(maximum, slack)
-        limits = limits_of(config, self.workspace, self.device, self.listener.update)
+        limits = limits_of(config, self.workspace, self.device, self.progress.update)
         return plan(config, self.workspace, "1", None, limits)
 
     def _slack(self, maximum: int) -> float:
@@ -330,7 +327,7 @@ class Search:
         limit = Limit("params", embedding_params(space.base), layer_params, keep.UNBOUNDED, heads)
         if name != "params":
             bounded = limits_of(
-                self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.device, self.listener.update
+                self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.device, self.progress.update
             )
             limit = next(found for found in bounded if found.name == name)
         whole = base_model(self.given, space.base, space.graph)
@@ -368,13 +365,13 @@ class Search:
             if found and row["trial"] == best["winner"]["trial"]:
                 best["winner"]["kept"] = row["kept"]
                 sure = f"at least {share:.1%} with confidence {found.confidence:.0%}"
-                self.listener.say(f"winner: keeps {found} of the teacher's score, {sure}")
+                self.progress.say(f"winner: keeps {found} of the teacher's score, {sure}")
 
     def _measure(self, best: dict[str, Any]) -> None:
         """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole
         model.
         """
-        table = latencies_of(self.config, self.workspace, self.device, self.listener.update)
+        table = latencies_of(self.config, self.workspace, self.device, self.progress.update)
         architectures = {
             f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
         }
@@ -382,16 +379,16 @@ class Search:
             row = best["finalists"][int(number)]
             whole = round(1e6 * measured.whole.median)
             row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
-            self.listener.say(
+            self.progress.say(
                 f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
                 f"{whole / 1e3:.2f} ms measured whole"
             )
 
-    def _on_start(self, study: optuna.Study, number: int, total: int) -> None:
+    def _on_start(self, study: optuna.Study, number: int) -> None:
         add_drawing(study, number, self.folder.artifacts)
-        self.listener.started(study, number, total)
+        self.progress.started(study, number)
 
-    def _on_trial(self, study: optuna.Study, number: int, total: int) -> None:
+    def _on_trial(self, study: optuna.Study, number: int) -> None:
         if study.get_trials(deepcopy=False)[number].state.is_finished():  # otherwise it lost its worker
             add_note(study, number, self.references)
-        self.listener.trial(study, number, total)
+        self.progress.ended(study, number)

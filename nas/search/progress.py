@@ -13,10 +13,10 @@ from distill.training.progress import clock
 from nas.study import ledger
 from nas.study.attributes import goals_of
 
+# The name of the part that finds the budget of `keep`.
+BUDGET = "search for the budget"
 # From so many trials on the pace does not include the start of the workers.
 MIN_ENDS = 4
-# Stands for the number of a trial where none has started yet.
-NO_TRIAL = -1
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Part:
     """A part of a search.
 
     Attributes:
-        what: its name in the progress, such as "teacher: fine-tuning" or "stage-1".
+        what: its name in the progress, such as "teacher: fine-tuning" or "stage 1".
         count: how many trials it has; 1 if it is not made of trials.
         seconds: of wall time for one of them.
     """
@@ -73,48 +73,16 @@ class Running:
         """Seconds until the last of its trials ends; None if none has ended yet."""
         return None if self.pace is None else self.pace * (self.total - self.done)
 
-    @property
-    def a_minute(self) -> str:
-        """How many trials end in a minute."""
-        return f", {60 / self.pace:.1f} a minute" if self.pace else ""
 
-
-class Listener:
-    """Is told what a search does. This one ignores it."""
-
-    def update(self, what: str, fraction: float | None) -> None:
-        """Called by the preparation, see `distill.training.progress.ProgressCallback`."""
-
-    def say(self, line: str) -> None:
-        """Called with a line for the user."""
-
-    def expect(self, parts: Sequence[Part]) -> None:
-        """Called with the parts of the search, in order. Only the proportions of their seconds mean something."""
-
-    def started(self, study: optuna.Study, number: int, total: int) -> None:
-        """Called when a trial has started or, if `number` is `NO_TRIAL`, when those of a study are about to start.
-
-        Args:
-            total: how many trials the study runs.
-        """
-
-    def trial(self, study: optuna.Study, number: int, total: int) -> None:
-        """Called when a trial has ended."""
-
-    def finish(self) -> None:
-        """Called when the preparation has ended."""
-
-
-class Progress(progress.Progress, Listener):
+class Progress(progress.Progress):
     """Shows the progress of the preparation and of the trials, and prints a line for every trial."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         super().__init__(console, quiet)
-        self.parts: list[Part] = []
+        self.parts: Sequence[Part] = ()
         # The index of the last part that has begun; -1 before the first.
         self.position = -1
         self.running: Running | None = None
-        self.stage = ""
         # How many times as long as estimated the parts so far have taken, by the kinds of parts.
         self.ratios: dict[str, float] = {}
 
@@ -122,7 +90,7 @@ class Progress(progress.Progress, Listener):
         """Set the parts of the command, in order. Only the proportions of their seconds matter: they are compared with
         what the first ones really take.
         """
-        self.parts = list(parts)
+        self.parts = parts
 
     def update(self, what: str, fraction: float | None) -> None:
         if what != self.what:
@@ -135,82 +103,70 @@ class Progress(progress.Progress, Listener):
             self._measured(self.what, time.monotonic() - self.since)
         super().finish()
 
-    def started(self, study: optuna.Study, number: int, total: int) -> None:
-        """Note that a trial has started or, if `number` is `NO_TRIAL`, that those of a study are about to start."""
-        self.finish()
-        part = self._part_of(study)
-        if self.running is None or self.running.part != part:
-            done = len(ledger.finished(study))
-            self._enter(part)
-            self.running = Running(part, total, done, best_of(study), time.monotonic())
-        if number != NO_TRIAL:
-            trial = study.get_trials(deepcopy=False)[number]
-            self.running.trials[number] = trial.user_attrs.get(ledger.ORIGIN, ""), time.monotonic()
-
-    def trial(self, study: optuna.Study, number: int, total: int) -> None:
-        """Print the result of a trial that has just ended, the best score so far and the remaining time.
+    def begin(self, part: str, study: optuna.Study, total: int) -> None:
+        """Show that the trials of a study are about to start.
 
         Args:
-            number: the number of the trial.
+            part: the part of the search that they are.
             total: how many trials the study runs.
         """
-        done = len(ledger.finished(study))
-        self.started(study, NO_TRIAL, total)
+        self.finish()
+        self._enter(part)
+        self.running = Running(part, total, len(ledger.finished(study)), best_of(study), time.monotonic())
+
+    def started(self, study: optuna.Study, number: int) -> None:
+        """Show that a trial has started."""
+        assert self.running is not None
+        self.running.trials[number] = origin_of(study, number), time.monotonic()
+
+    def ended(self, study: optuna.Study, number: int) -> None:
+        """Print the result of a trial that has just ended, the best score so far and the remaining time."""
         running = self.running
         assert running is not None
         running.trials.pop(number, None)
+        done = len(ledger.finished(study))
         if done > running.done:
             running.ends.append(time.monotonic())
-        running.done, running.total, running.best = done, total, best_of(study)
+        running.done, running.best = done, best_of(study)
         if running.pace is not None:
             self._measured(running.part, running.pace, 1)
-        trial = study.get_trials(deepcopy=False)[number]
-        result = result_of(trial, study)
+        origin, result = origin_of(study, number), result_of(study.get_trials(deepcopy=False)[number], study)
         left = f", {clock(running.left)} left" if running.left is not None else ""
         in_all = self.left()
         if left and in_all is not None and self._rest():
             left += f" in this stage, {clock(in_all)} in all"
-        origin = trial.user_attrs.get(ledger.ORIGIN, "")
-        self.say(f"{done:>4}/{total}  trial {number:<3} {origin:<18} {result}  {running.best}{left}")
+        self.say(f"{done:>4}/{running.total}  trial {number:<3} {origin:<18} {result}  {running.best}{left}")
 
     def lines(self) -> list[str]:
-        running = self.running
+        running, in_all = self.running, self.left()
         if running is None or self.what is not None:
-            in_all = self.left()
             return [super().lines()[0] + (f"  about {clock(in_all)} left in all" if in_all is not None else "")]
-        done = f"{shown(running.part)}: {running.done} of {running.total} trials{running.a_minute}, {running.best}"
+        a_minute = f", {60 / running.pace:.1f} a minute" if running.pace else ""
+        done = f"{running.part}: {running.done} of {running.total} trials{a_minute}, {running.best}"
         now = time.monotonic()
         started = list(running.trials.items())  # the thread that draws this does not stop the one that changes it
         trials = [f"trial {number} ({origin}) {clock(now - since)}" for number, (origin, since) in started]
         at_work = f"running: {', '.join(trials)}" if trials else "starting the workers"
         left = f"{clock(running.left)} left" if running.left is not None else "no trial has ended yet"
-        in_all = self.left()
         if in_all is not None and self._rest():
             left += f", about {clock(in_all)} for the whole command"
         return [done, f"  {at_work}", f"  {left}"]
 
     def left(self) -> float | None:
         """Seconds until the command ends; None as long as nothing is known about the speed of this machine."""
-        running, now = self.running, time.monotonic()
+        running = self.running
         current = running.left if running is not None else self.left_of_piece()
         ratios = dict(self.ratios)
         what = self.what
         if running is None and current is not None and what is not None and (seconds := self._estimated(what)):
-            ratios[kind(what)] = (now - self.since + current) / seconds
+            ratios[kind(what)] = (time.monotonic() - self.since + current) / seconds
         if current is None or not ratios:
             return None
         # A part of a kind that has not been measured yet takes as much longer than estimated as the slowest so far.
         slowest = max(ratios.values())
         return current + sum(part.total * ratios.get(kind(part.what), slowest) for part in self._rest())
 
-    def _part_of(self, study: optuna.Study) -> str:
-        """The name of the part that the trials of a study are. All stages confirm in the same study."""
-        name = study.study_name.rpartition("/")[2]
-        if name.startswith("stage-"):
-            self.stage = name.removeprefix("stage-")
-        return f"{name} of stage {self.stage}" if name == "confirmation" and self.stage else name
-
-    def _rest(self) -> list[Part]:
+    def _rest(self) -> Sequence[Part]:
         """The parts after the current one, or after the last that has begun if what goes on is none of them."""
         return self.parts[self.position + 1 :]
 
@@ -234,13 +190,14 @@ class Progress(progress.Progress, Listener):
 
 
 def kind(what: str) -> str:
-    """Parts of the same kind are estimated equally well: the confirmations of all stages, and so on."""
-    return "confirmation" if what.startswith("confirmation") else what
+    """Parts of the same kind are estimated equally well: all those that train architectures with fresh seeds."""
+    return "confirmation" if what.startswith(("confirmation", BUDGET)) else what
 
 
-def shown(what: str) -> str:
-    """The name of a part as people read it."""
-    return f"stage {what.removeprefix('stage-')}" if what.startswith("stage-") else what
+def origin_of(study: optuna.Study, number: int) -> str:
+    """Where the architecture of a trial comes from."""
+    origin: str = study.get_trials(deepcopy=False)[number].user_attrs.get(ledger.ORIGIN, "")
+    return origin
 
 
 def best_of(study: optuna.Study) -> str:

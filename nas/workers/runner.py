@@ -58,8 +58,8 @@ def run(
     workspace: AnyWorkspace,
     cluster: Cluster,
     *,
-    trials: int | None,
-    origin: str,
+    trials: int | None = None,
+    origin: str = "",
     rungs: Sequence[Fraction] = (),
     stop: float = 0.0,
     evaluate: Evaluate | None = None,
@@ -73,8 +73,8 @@ def run(
 
     Args:
         origin: the attribute `origin` of trials that the study's sampler proposes.
-        rungs: shares of the training steps at which candidates may be pruned.
-        stop: the share of candidates, those with the lowest scores, that is pruned at every rung.
+        rungs: fractions of the training steps at which candidates may be pruned.
+        stop: the fraction of candidates, those with the lowest scores, that is pruned at every rung.
         evaluate: the function that the workers run, `evaluate_trial` by default.
         on_start: called before a trial is evaluated.
         on_trial: called after every trial.
@@ -258,10 +258,10 @@ class Rungs(FIFOScheduler):
     what an uninterrupted one would have pruned.
     """
 
-    def __init__(self, study: optuna.Study, share: float, on_trial: OnTrial) -> None:
+    def __init__(self, study: optuna.Study, stop: float, on_trial: OnTrial) -> None:
         super().__init__()
         self.study = study
-        self.share = share
+        self.stop = stop
         self.on_trial = on_trial
 
     def __getstate__(self) -> dict[str, Any]:
@@ -277,7 +277,7 @@ class Rungs(FIFOScheduler):
         # With two goals, an architecture with a low score may be on the front because it is small.
         comparable = len(self.study.directions) == 1
         # At step 0 it has no training yet by which it could be judged.
-        if step == 0 or not comparable or not ledger.should_prune(self.study, number, step, self.share):
+        if step == 0 or not comparable or not ledger.should_prune(self.study, number, step, self.stop):
             return TrialScheduler.CONTINUE
         ledger.prune(self.study, number, step, {"seconds": result["seconds"]})
         self.on_trial(self.study, number)

@@ -83,16 +83,6 @@ def test_mistakes_are_found(tiny_study: TinyStudy, tmp_path: Path, capsys: pytes
     assert "no architecture" in capsys.readouterr().err
 
 
-def test_earlier_trials_say_how_long_trials_take(
-    tiny_study: TinyStudy, copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert dry_run(tiny_study, copied.parent, "--study", "another") == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"^  stage 1 .*by [456] earlier trials", printed, re.M)
-    assert re.search(r"^  confirmation of stage 2 .*by \d+ earlier trials", printed, re.M)
-    assert not re.search(r"^  stage 2 .*earlier trials", printed, re.M)
-
-
 COMPENSATED = '[supernet]\ninheritance = "compensated"\ncalibration_rows = 40\n\n[candidate]'
 
 

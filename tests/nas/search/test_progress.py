@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from distill.training.progress import clock
-from nas.search.progress import NO_TRIAL, Part, Progress
+from nas.search.progress import Part, Progress
 from nas.study import ledger
 
 
@@ -35,13 +35,13 @@ def test_lines_of_a_log() -> None:
         for step in range(1, 11):
             progress.update("teacher: fine-tuning", step / 10)
         progress.finish()
-        progress.finish()
+        progress.begin("stage 1", study, 3)
         ledger.fail(study, 1, "diverged: the loss is nan at step 3")
-        progress.trial(study, 1, 3)
+        progress.ended(study, 1)
         ledger.complete(study, 0, 0.75, ATTRIBUTES)
-        progress.trial(study, 0, 3)
+        progress.ended(study, 0)
         ledger.complete(study, 2, 0.625, ATTRIBUTES)
-        progress.trial(study, 2, 3)
+        progress.ended(study, 2)
     lines = [line for line in text.getvalue().splitlines() if line.strip()]
     assert lines[0] == "text: 0:00"
     assert [line.partition("%")[0] for line in lines[1:4]] == [
@@ -63,8 +63,9 @@ def test_quiet() -> None:
     with Progress(Console(file=text, width=200, force_terminal=True), quiet=True) as progress:
         progress.update("text", None)
         progress.update("teacher: fine-tuning", 1.0)
+        progress.begin("stage 1", study, 1)
         ledger.complete(study, 0, 0.75, ATTRIBUTES)
-        progress.trial(study, 0, 1)
+        progress.ended(study, 0)
     assert text.getvalue() == ""
 
 
@@ -80,8 +81,8 @@ def test_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search takes ten times as long as was estimated."""
     clock_ = Clock(monkeypatch)
     progress = Progress(Console(file=io.StringIO(), width=200))
-    parts = [Part("teacher: fine-tuning", 1, 3.0), Part("stage-1", 6, 1.0), Part("confirmation of stage 1", 4, 5.0)]
-    progress.expect([*parts, Part("stage-2", 10, 1.0)])
+    parts = [Part("teacher: fine-tuning", 1, 3.0), Part("stage 1", 6, 1.0), Part("confirmation of stage 1", 4, 5.0)]
+    progress.expect([*parts, Part("stage 2", 10, 1.0)])
     assert progress.left() is None
     progress.update("teacher: fine-tuning", 0.0)
     clock_.now += 10
@@ -89,15 +90,15 @@ def test_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert progress.left() == pytest.approx(20 + 60 + 200 + 100)
     clock_.now += 20
     study = enqueued(*["random"] * 6)
-    progress.started(study, NO_TRIAL, 6)
+    progress.begin("stage 1", study, 6)
     # The workers take 50 seconds to start, then a trial ends every 10 seconds.
     clock_.now += 40
     for number in range(6):
-        progress.started(study, number, 6)
+        progress.started(study, number)
         assert f"trial {number} (random) 0:00" in progress.lines()[1]
         clock_.now += 10
         ledger.complete(study, number, 0.75, ATTRIBUTES)
-        progress.trial(study, number, 6)
+        progress.ended(study, number)
         left = progress.left()
         truth = (5 - number) * 10 + 200 + 100
         assert left is not None and left >= truth - 1e-6
@@ -121,13 +122,13 @@ def test_the_live_view_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_that_the_cache_has_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_ = Clock(monkeypatch)
     progress = Progress(Console(file=io.StringIO(), width=200))
-    progress.expect([Part("teacher: fine-tuning", 1, 300.0), Part("stage-1", 2, 1.0), Part("stage-2", 3, 1.0)])
+    progress.expect([Part("teacher: fine-tuning", 1, 300.0), Part("stage 1", 2, 1.0), Part("stage 2", 3, 1.0)])
     progress.update("reading the rows and the text", None)
     study = enqueued("random", "random")
-    progress.started(study, 0, 2)
+    progress.begin("stage 1", study, 2)
     clock_.now += 10
     ledger.complete(study, 0, 0.75, ATTRIBUTES)
-    progress.trial(study, 0, 2)
+    progress.ended(study, 0)
     assert progress.left() == pytest.approx(10 + 30)
     # What is none of the parts does not begin them again.
     progress.update("teacher: fine-tuning", 0.0)
