@@ -198,41 +198,25 @@ def state_of(path: Path) -> Iterator[Path]:
     folder = path.parent / f"{STATE_PREFIX}{path.name}"
     if folder.is_symlink():
         raise CacheError(f"{folder} is a link to another folder: remove it")
-    while True:
+    lock = None
+    while lock is None:
         with contextlib.suppress(FileExistsError):  # raised if another process removes the folder at this moment
             _make_folder(folder)
-        with _opened(folder / LOCK_FILE) as lock:
-            if lock is None:
-                continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                with scratch_folder() as own:
-                    (own / path.name).mkdir()
-                    yield own / path.name
-                return
-            if not _is_file_at(lock.fileno(), folder / LOCK_FILE):
-                continue
-            try:
-                yield folder
-            except BaseException:
-                if all(file.name == LOCK_FILE for file in folder.iterdir()):
-                    shutil.rmtree(folder, ignore_errors=True)
-                raise
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with scratch_folder() as own:
+                (own / path.name).mkdir()
+                yield own / path.name
             return
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[IO[str] | None]:
-    """The lock file, open for `flock`; None if another process has removed its folder in the meantime."""
-    try:
-        lock = file.open("a")
-    except FileNotFoundError:
-        yield None
-        return
     with lock:
-        yield lock
+        try:
+            yield folder
+        except BaseException:
+            if all(file.name == LOCK_FILE for file in folder.iterdir()):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -259,29 +243,34 @@ def _locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
     ones are removed before.
     """
     _remove_abandoned(parent, prefix)
-    while True:
+    lock = None
+    while lock is None:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
-        with _opened(folder / LOCK_FILE) as lock:
-            if lock is None:
-                continue
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # Another process may have locked and removed the folder in the meantime.
-            if not _is_file_at(lock.fileno(), folder / LOCK_FILE):
-                continue
-            try:
-                yield folder
-            finally:
-                with interrupt.ignored():
-                    shutil.rmtree(folder, ignore_errors=True)
-            return
+        lock = _lock(folder, fcntl.LOCK_EX)
+    with lock:
+        try:
+            yield folder
+        finally:
+            with interrupt.ignored():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_file_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+def _lock(folder: Path, operation: int) -> IO[str] | None:
+    """Lock a folder until the returned file is closed; None if another process has removed it in the meantime.
+
+    Raises:
+        BlockingIOError: another process has locked it, and the operation of `flock` does not wait.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context((folder / LOCK_FILE).open("a"))
+            fcntl.flock(file, operation)
+            if os.path.samestat(os.fstat(file.fileno()), (folder / LOCK_FILE).stat()):
+                stack.pop_all()
+                return file
+        except FileNotFoundError:
+            pass
+    return None
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:

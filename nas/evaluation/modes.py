@@ -8,7 +8,6 @@ from distill.training.progress import ProgressCallback
 from nas.config.schema import StudyConfig
 from nas.config.stages import StageTable
 from nas.evaluation.one_shot import OneShotEvaluator
-from nas.evaluation.score import CandidateEvaluator
 from nas.evaluation.trained import TrainedEvaluator
 from nas.evaluation.untrained import UntrainedEvaluator
 from nas.preparation.entries import Work
@@ -26,15 +25,16 @@ class Mode:
 
     Attributes:
         prepare: makes what the candidates of a stage need, on a device, unless it is in the cache.
-        evaluator: scores candidates on a device with what was prepared.
+        evaluator: makes an object whose method `evaluate` scores a candidate, from what was prepared and the device.
         scored_on: the number of examples of the search split on which candidates are scored; None: all.
         inheritance: whether the candidates are "sliced" or "compensated".
-        trains: whether candidates are trained.
+        trains: whether candidates are trained, in which case `evaluate` takes the arguments of
+            `TrainedEvaluator.evaluate`; otherwise it takes the architecture alone.
         work: what takes long when `prepare` makes it.
     """
 
     prepare: "Callable[[Workspace, Plan, str, ProgressCallback], AnyWorkspace]"
-    evaluator: Callable[[Any, str], CandidateEvaluator]
+    evaluator: Callable[[Any, str], Any]
     scored_on: Callable[[StudyConfig, StageTable], int | None]
     inheritance: Callable[[StudyConfig], str] = lambda config: config.supernet.inheritance
     trains: bool = False

@@ -1,7 +1,6 @@
 """The evaluation of a candidate in stage 3: a slice of the trained one-shot supernet is scored on all tasks."""
 
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterator
 
 import torch
 from safetensors.torch import load_file
@@ -11,7 +10,7 @@ from transformers import AutoConfig, PreTrainedModel
 from distill.encoders.parts import output_layer
 from distill.training.evaluation import evaluate, expert_load, split_batches
 from distill.training.loop import make_accelerator
-from nas.evaluation.score import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score, mean_score
+from nas.evaluation.score import INTERMEDIATE_ROWS, Score, mean_score
 from nas.preparation.one_shot import problem_types, weights_file
 from nas.preparation.workspace import OneShotWorkspace
 from search_spaces.architecture import Architecture
@@ -58,20 +57,12 @@ class OneShotEvaluator:
         self.rows_per_task = config.one_shot.rows
         self.calibration = None if workspace.calibration is None else Calibration.load(workspace.calibration)
 
-    def evaluate(
-        self,
-        architecture: Architecture,
-        seed: int = 0,
-        rungs: Sequence[Fraction] = (),
-        report: ReportScore = ignore_score,
-    ) -> Score:
+    def evaluate(self, architecture: Architecture) -> Score:
         """Score a candidate by the mean, over all tasks or the first one alone (`stage3.scored_on`), of each task's
-        first metric on its search split. Nothing is trained, so seed and rungs make no difference and no intermediate
-        scores are reported.
+        first metric on its search split.
 
         Raises:
-            distill.training.loop.Diverged: a logit is not finite.
-            supernet.compensation.ridge.CompensationError: the candidate's activations are not finite.
+            distill.training.loop.Diverged, supernet.compensation.ridge.CompensationError: as for trained candidates.
         """
         scores = {}
         loads = []

@@ -1,26 +1,16 @@
-"""What every evaluation of a candidate returns, and the interface of the evaluators."""
+"""What every evaluation of a candidate returns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from statistics import fmean
-from typing import Protocol
 
 import numpy as np
 
 from distill.tasks import metrics
 from distill.training.evaluation import Load, mean_loads
-from search_spaces.architecture import Architecture
 
 # Intermediate scores and the loads of experts are measured on this many examples of the search split.
 INTERMEDIATE_ROWS = 500
-
-# Called with the number of training steps so far and the intermediate score after them.
-ReportScore = Callable[[int, float], None]
-
-
-def ignore_score(step: int, score: float) -> None:
-    """Drop an intermediate score: the default for callers that need only the final score."""
 
 
 @dataclass(frozen=True)
@@ -41,29 +31,6 @@ class Score:
     parts: dict[str, float]
     loads: tuple[Load, ...] = ()
     rows: np.ndarray | None = field(default=None, compare=False, repr=False)
-
-
-class CandidateEvaluator(Protocol):
-    """Evaluates candidates; each worker process creates one evaluator and keeps it."""
-
-    def evaluate(
-        self,
-        architecture: Architecture,
-        seed: int,
-        rungs: Sequence[Fraction] = (),
-        report: ReportScore = ignore_score,
-    ) -> Score:
-        """Evaluate a candidate.
-
-        Args:
-            seed: seed of the order of batches and of dropout; without training it makes no difference.
-            rungs: fractions of the training steps after which an intermediate score is reported.
-            report: called with every intermediate score.
-
-        Raises:
-            distill.training.loop.Diverged: the loss or a logit is not finite.
-            supernet.compensation.ridge.CompensationError: the candidate's activations are not finite.
-        """
 
 
 def mean_score(scores: Mapping[str, metrics.Score], loads: Sequence[Sequence[Load]]) -> Score:

@@ -20,7 +20,7 @@ from distill.training.evaluation import Load, evaluate_rows, expert_load, split_
 from distill.training.loop import make_accelerator
 from distill.training.teacher import load_model, load_tokenizer
 from distill.training.teacher_outputs import SavedTeacher
-from nas.evaluation.score import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score
+from nas.evaluation.score import INTERMEDIATE_ROWS, Score
 from nas.preparation.phases import CANDIDATE, TrainingPhase, training_phases
 from nas.preparation.workspace import Workspace, projections, raw_teacher
 from search_spaces.architecture import Architecture
@@ -65,11 +65,19 @@ class TrainedEvaluator:
         architecture: Architecture,
         seed: int,
         rungs: Sequence[Fraction] = (),
-        report: ReportScore = ignore_score,
+        report: Callable[[int, float], None] = lambda step, score: None,
     ) -> Score:
-        """Train a candidate and score it on the search split; see `CandidateEvaluator.evaluate`.
+        """Train a candidate and score it on the search split.
 
-        The score before the last training phase, which is the one on the task, is also reported, as that of step 0.
+        Args:
+            seed: seed of the order of batches and of dropout; without training it makes no difference.
+            rungs: fractions of the training steps after which an intermediate score is reported.
+            report: called with the number of training steps so far and every intermediate score. The score before the
+                last training phase, which is the one on the task, is that of step 0.
+
+        Raises:
+            distill.training.loop.Diverged: the loss or a logit is not finite.
+            supernet.compensation.ridge.CompensationError: the candidate's activations are not finite.
         """
         steps = self.training_phases[-1].recipe.steps if self.training_phases else 0
         reported_steps = {0} | ({int(rung * steps) for rung in rungs} - {steps})

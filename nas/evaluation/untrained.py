@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 
 from transformers import PreTrainedModel
 
@@ -15,7 +14,7 @@ from distill.training.evaluation import (
     evaluate_logits,
     split_batches,
 )
-from nas.evaluation.score import INTERMEDIATE_ROWS, ReportScore, Score, ignore_score, mean_score
+from nas.evaluation.score import INTERMEDIATE_ROWS, Score, mean_score
 from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.workspace import UntrainedWorkspace
 from search_spaces.architecture import Architecture
@@ -35,20 +34,12 @@ class UntrainedEvaluator:
             for of_task in workspace.tasks
         }
 
-    def evaluate(
-        self,
-        architecture: Architecture,
-        seed: int = 0,
-        rungs: Sequence[Fraction] = (),
-        report: ReportScore = ignore_score,
-    ) -> Score:
+    def evaluate(self, architecture: Architecture) -> Score:
         """Score a candidate by the mean over the tasks of each task's first metric, or of its fidelity to the task's
-        teacher, on the first rows of the search split. Seed and rungs make no difference, and no intermediate scores
-        are reported.
+        teacher, on the first rows of the search split.
 
         Raises:
-            distill.training.loop.Diverged: a logit is not finite.
-            supernet.compensation.ridge.CompensationError: the candidate's activations are not finite.
+            distill.training.loop.Diverged, supernet.compensation.ridge.CompensationError: as for trained candidates.
         """
         scores: dict[str, metrics.Score] = {}
         further: dict[str, float] = {}

@@ -18,30 +18,24 @@ from supernet.compensation.calibration import calibrate
 BATCH_SIZE = 64
 
 
-def calibration_entry(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Entry:
-    """The sums of the supernet in this folder on calibration text."""
-    return _entry(context, folders, [supernet.name], lambda: load_supernet(context.config, folders, supernet))
-
-
-def one_shot_calibration_entry(
-    context: PreparationContext, folders: TaskFolders, one_shot: Path, model: Callable[[], PreTrainedModel]
+def calibration_entry(
+    context: PreparationContext,
+    folders: TaskFolders,
+    supernet: Path,
+    one_shot: Callable[[], PreTrainedModel] | None = None,
 ) -> Entry:
-    """The sums of the one-shot supernet in this folder.
+    """The sums of the supernet in this folder on calibration text.
 
     Args:
-        model: returns its largest model.
+        one_shot: if it is a one-shot supernet, returns its largest model.
     """
-    return _entry(context, folders, ["one-shot", one_shot.name], model)
-
-
-def _entry(
-    context: PreparationContext, folders: TaskFolders, source: list[str], supernet: Callable[[], PreTrainedModel]
-) -> Entry:
+    load = one_shot or (lambda: load_supernet(context.config, folders, supernet))
+    source = [supernet.name] if one_shot is None else ["one-shot", supernet.name]
     count, seed = context.config.supernet.calibration_rows, context.config.seed
 
     def make(path: Path, state: Path) -> None:
         context.on_progress("supernet: calibration", None)
-        model = supernet()
+        model = load()
         rows = folders.rows("train")
         drawn = np.random.default_rng([seed, 3]).permutation(len(rows))
         chosen = take(rows, np.sort(drawn[:count]))

@@ -51,8 +51,8 @@ def create_together(
         (first, exists), *others = gather_object([(path.name, exists)])
         if differ := sum(name != first for name, _ in others):
             raise ConfigError(
-                f"{differ} of {accelerator.num_processes} processes would make another {path.parent.name} than the "
-                f"first one, which makes {first}: give all nodes the same configuration, files and versions"
+                f"{differ} of {accelerator.num_processes} processes need another entry of {path.parent} than the first "
+                f"process, which needs {first}: give all nodes the same configuration, data files and package versions"
             )
     if exists:
         checksums.verify(path)

@@ -1,6 +1,6 @@
 """Prepares the one-shot supernet of stage 3, which is trained once on all tasks; every candidate is a slice of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +19,7 @@ from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
 from foundation.files import fingerprint
 from nas.config.schema import StudyConfig
-from nas.preparation.calibration import one_shot_calibration_entry
+from nas.preparation.calibration import calibration_entry
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context
 from nas.preparation.data import TaskFolders
 from nas.preparation.entries import TRAINING, Work, create, largest
@@ -89,7 +89,7 @@ def prepare_one_shot(
     )
     calibration = None
     if config.one_shot.inheritance == "compensated":
-        entry = one_shot_calibration_entry(contexts[0], tasks[0], made.one_shot, lambda: largest_model(made))
+        entry = calibration_entry(contexts[0], tasks[0], made.one_shot, lambda: largest_model(made))
         entry.create(contexts[0])
         calibration = entry.path
     return OneShotWorkspace(given, tuple(made.by_task[task] for task in given.config.tasks), made.one_shot, calibration)
@@ -189,34 +189,19 @@ def _make_one_shot(
         name: load_model(str(folders.teacher), folders.task.labels, folders.task.kind)
         for name, folders in tasks.items()
     }
-    trained_head = not is_independent_of_task(config)
+    trained_head = None if is_independent_of_task(config) else config.task
     heads = {
-        name: new_head(model, teacher, name == config.task and trained_head, config.seed + number)
+        name: new_head(model, teacher, name == trained_head, config.seed + number)
         for number, (name, teacher) in enumerate(teachers.items())
     }
     frequencies = study.frequencies()
     supernet = OneShotSupernet(model, heads, space.genes["experts"], frequencies, problem_types(tasks), config.seed)
     learned = projections(study.supernet)
-    with refusing_divergence("one_shot_pretrain"):
-        if on_text := training_phase(config, "one_shot_pretrain", tasks[config.task]):
-            teacher = raw_teacher(config, tasks[config.task].task) if on_text.raw_teacher else teachers[config.task]
-            turns = [config.task] * on_text.recipe.steps
-            learned = _train(
-                context,
-                workspace,
-                supernet,
-                space,
-                {config.task: on_text},
-                turns,
-                {config.task: teacher},
-                learned,
-                state / "text",
-            )
-    with refusing_divergence("one_shot"):
-        of_tasks = {name: training_phase(config, "one_shot", folders) for name, folders in tasks.items()}
-        if phases := {name: phase for name, phase in of_tasks.items() if phase}:
-            turns = turns_of(config, phases)
-            _train(context, workspace, supernet, space, phases, turns, teachers, learned, state / "tasks")
+    for table, names in (("one_shot_pretrain", [config.task]), ("one_shot", config.tasks)):
+        found = {name: training_phase(config, table, tasks[name]) for name in names}
+        if phases := {name: phase for name, phase in found.items() if phase}:
+            with refusing_divergence(table):
+                learned |= _train(context, workspace, supernet, space, phases, teachers, learned, state / table)
     folder.mkdir()
     tensors = {name: tensor.contiguous().cpu() for name, tensor in supernet.state_dict().items()}
     save_file(tensors, weights_file(folder))
@@ -229,7 +214,6 @@ def _train(
     supernet: OneShotSupernet,
     space: Space,
     phases: Mapping[str, TrainingPhase],
-    turns: Sequence[str],
     teachers: Mapping[str, PreTrainedModel],
     learned: Mapping[str, Tensor],
     state: Path,
@@ -237,9 +221,8 @@ def _train(
     """Train the one-shot supernet in place.
 
     Args:
-        phases: task -> its training phase.
-        turns: the task of every step.
-        teachers: task -> its teacher.
+        phases: task -> its training phase, all of the same table.
+        teachers: task -> its fine-tuned teacher.
         learned: the projections of the objective that were learned before.
         state: the folder from which an interrupted training continues.
 
@@ -250,6 +233,11 @@ def _train(
     student_config = AutoConfig.from_pretrained(workspace.study.supernet)
     teacher_config = AutoConfig.from_pretrained(workspace.tasks[0].teacher)
     fixed, drawn = architectures_of_a_step(config, space)
+    turns = turns_of(config, phases)
+    taught_by = {
+        name: raw_teacher(config, workspace.by_task[name].task) if phase.raw_teacher else teachers[name]
+        for name, phase in phases.items()
+    }
     first_phase, *_ = phases.values()
     recipe = replace(first_phase.recipe, steps=len(turns))
     learned = dict(learned)
@@ -280,7 +268,8 @@ def _train(
             objective,
             part,
             teachers={
-                name: LiveTeacher(teachers[name], objective.teacher_needs, context.accelerator) for name in phases
+                name: LiveTeacher(teacher, objective.teacher_needs, context.accelerator)
+                for name, teacher in taught_by.items()
             },
             accelerator=context.accelerator,
             fixed=fixed,
@@ -295,13 +284,15 @@ def _train(
 
 
 def turns_of(config: StudyConfig, phases: Mapping[str, TrainingPhase]) -> list[str]:
-    """The task whose batch is used in each step. With `one_shot.steps` all tasks get the same number of steps, with
-    `one_shot.epochs` the same number of epochs.
+    """The task whose batch is used in each step. With `steps` in their table, all tasks get the same number of steps,
+    with `epochs` the same number of epochs.
     """
     counts = {name: phase.recipe.steps for name, phase in phases.items()}
-    if config.one_shot.steps is not None:
-        share, rest = divmod(config.one_shot.steps, len(phases))
-        counts = {name: share + (number < rest) for number, name in enumerate(phases)}
+    first_phase, *_ = phases.values()
+    steps = getattr(config, first_phase.table).steps
+    if steps is not None:
+        of_each, rest = divmod(steps, len(phases))
+        counts = {name: of_each + (number < rest) for number, name in enumerate(phases)}
     return interleaved(counts, config.seed)
 
 

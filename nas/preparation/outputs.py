@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from distill.tasks.encoding import batches
 from distill.training.teacher_outputs import save_outputs, saved_bytes
 from foundation.files import fingerprint
 from nas.config.recipes import RecipeTable
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
 from nas.preparation.entries import Entry, Work, largest
@@ -25,69 +24,36 @@ from nas.preparation.workspace import objectives
 WHAT = "teacher's outputs for the candidates"
 
 
-def outputs_entries(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Iterator[Entry]:
-    """The teacher's outputs on the batches that candidates see with the study's own seed: an entry for every training
-    phase of a candidate, except for those whose outputs would take more than `teacher_cache` bytes. Making one raises
-    ConfigError if there is not enough space on the disk.
+def outputs_entries(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Iterator[tuple[str, Entry]]:
+    """The teacher's outputs on the batches that candidates see with the study's own seed: for every training phase of a
+    candidate the name of its table and an entry, unless its outputs would take more than `teacher_cache` bytes. Making
+    one raises ConfigError if there is not enough space on the disk.
 
     Args:
         supernet: the folder of the supernet, whose configuration the candidates share.
     """
+    config = context.config
+
+    def work(table: RecipeTable | None) -> tuple[Work, ...]:
+        return (Work("teacher: outputs for the candidates", largest(config), table),)
+
     earlier = (folders.data, folders.teacher, supernet, *(folder for _, folder in folders.texts))
     if not all(path.exists() for path in earlier):
-        for table in filter(None, (table_of(context.config, name) for name in CANDIDATE)):
-            yield Entry(WHAT, None, lambda path, state: None, (_work(context.config, table),))
+        for name in CANDIDATE:
+            if table := table_of(config, name):
+                yield name, Entry(WHAT, None, lambda path, state: None, work(table))
         return
-    for planned in _planned(context, folders, supernet):
-        if planned.path is not None:
-            work = _work(context.config, table_of(context.config, planned.phase.table))
-            yield Entry(WHAT, planned.path, partial(_make, context, folders, planned), (work,))
-
-
-def saved_outputs(context: PreparationContext, folders: TaskFolders, supernet: Path) -> tuple[tuple[str, Path], ...]:
-    """For each of these entries the name of the training phase's table and the folder."""
-    planned = _planned(context, folders, supernet)
-    return tuple((outputs.phase.table, outputs.path) for outputs in planned if outputs.path is not None)
-
-
-def _work(config: StudyConfig, table: RecipeTable | None) -> Work:
-    return Work("teacher: outputs for the candidates", largest(config), table)
-
-
-@dataclass(frozen=True)
-class _Outputs:
-    """The teacher's outputs for one training phase: the folder, or None if they are not kept; how many bytes they take,
-    and which outputs they are.
-    """
-
-    phase: TrainingPhase
-    path: Path | None
-    size: int
-    needs: frozenset[str]
-
-
-def _make(context: PreparationContext, folders: TaskFolders, outputs: _Outputs, folder: Path, state: Path) -> None:
-    phase = outputs.phase
-    free = shutil.disk_usage(folder.parent).free
-    if outputs.size > free:
-        raise ConfigError(
-            f"teacher_cache: the teacher's outputs for {phase.table} take {outputs.size / 1e6:,.1f} MB and "
-            f"{folder.parent} has {free / 1e6:,.1f} MB free; make room, or have the teacher run in every step: "
-            "teacher_cache = 0"
-        )
-    context.on_progress("teacher: outputs for the candidates", None)
-    teacher = live_teacher(context, folders, outputs.needs, phase.raw_teacher)
-    save_outputs(teacher, context.recipe_batches(phase.rows, phase.recipe, context.config.seed), folder)
-
-
-def _planned(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Iterator[_Outputs]:
-    config = context.config
     student_config = AutoConfig.from_pretrained(supernet)
     teacher_config = AutoConfig.from_pretrained(folders.teacher)
+    teacher_takes_part = OBJECTIVES[config.objective.name].training_context is not None
     for phase in training_phases(config, CANDIDATE, folders):
         recipe = phase.recipe
         of_phases = objectives(config, phase.settings, recipe, student_config, teacher_config, phase.rows)
         needs = frozenset[str]().union(*(objective.teacher_needs for objective, _ in of_phases))
+        chosen = batches(phase.rows, recipe.batch_size, recipe.batches, config.seed)
+        size = saved_bytes(teacher_config, needs, ((len(rows), int(phase.rows.lengths[rows].max())) for rows in chosen))
+        if teacher_takes_part or size > config.teacher_cache:
+            continue
         key = fingerprint(
             FORMAT,
             dict(folders.texts)[phase.table].name if on_text(config, phase.table) else None,
@@ -96,8 +62,26 @@ def _planned(context: PreparationContext, folders: TaskFolders, supernet: Path) 
             sorted(needs),
             config.seed,
         )
-        chosen = batches(phase.rows, recipe.batch_size, recipe.batches, config.seed)
-        size = saved_bytes(teacher_config, needs, ((len(rows), int(phase.rows.lengths[rows].max())) for rows in chosen))
-        teacher_takes_part = OBJECTIVES[config.objective.name].training_context is not None
-        kept = not teacher_takes_part and size <= config.teacher_cache
-        yield _Outputs(phase, context.cache / "outputs" / key if kept else None, size, needs)
+        make = partial(_make, context, folders, phase, needs, size)
+        yield phase.table, Entry(WHAT, context.cache / "outputs" / key, make, work(table_of(config, phase.table)))
+
+
+def _make(
+    context: PreparationContext,
+    folders: TaskFolders,
+    phase: TrainingPhase,
+    needs: frozenset[str],
+    size: int,
+    folder: Path,
+    state: Path,
+) -> None:
+    free = shutil.disk_usage(folder.parent).free
+    if size > free:
+        raise ConfigError(
+            f"teacher_cache: the teacher's outputs for {phase.table} take {size / 1e6:,.1f} MB and "
+            f"{folder.parent} has {free / 1e6:,.1f} MB free; make room, or have the teacher run in every step: "
+            "teacher_cache = 0"
+        )
+    context.on_progress("teacher: outputs for the candidates", None)
+    teacher = live_teacher(context, folders, needs, phase.raw_teacher)
+    save_outputs(teacher, context.recipe_batches(phase.rows, phase.recipe, context.config.seed), folder)

@@ -12,7 +12,7 @@ from nas.preparation.checks import check
 from nas.preparation.context import PreparationContext, preparation_context
 from nas.preparation.data import TaskFolders
 from nas.preparation.entries import Entry, create
-from nas.preparation.outputs import outputs_entries, saved_outputs
+from nas.preparation.outputs import outputs_entries
 from nas.preparation.phases import CANDIDATE
 from nas.preparation.predictions import predictions_entry
 from nas.preparation.supernet import supernet_entries, supernet_path
@@ -38,7 +38,7 @@ def entries(context: PreparationContext, *, outputs: bool = True, texts: tuple[s
         yield calibration_entry(context, folders, supernet)
         yield predictions_entry(context, folders, supernet)
     if outputs:
-        yield from outputs_entries(context, folders, supernet)
+        yield from (entry for _, entry in outputs_entries(context, folders, supernet))
 
 
 def workspace_of(context: PreparationContext, *, texts: tuple[str, ...] = TEXTS) -> Workspace:
@@ -83,4 +83,5 @@ def prepare_in(context: PreparationContext, *, outputs: bool = True, texts: tupl
     workspace = workspace_of(context, texts=texts)
     if not outputs:
         return workspace
-    return replace(workspace, outputs=saved_outputs(context, workspace.folders, workspace.supernet))
+    made = outputs_entries(context, workspace.folders, workspace.supernet)
+    return replace(workspace, outputs=tuple((table, entry.path) for table, entry in made if entry.path is not None))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from distill.objectives.outputs import Batch, run
 from distill.tasks.encoding import Encoded, single_rows
@@ -159,11 +159,9 @@ def _add_head(context: PreparationContext, folders: TaskFolders, encoder: Path, 
     """Write a supernet with the encoder in this folder, its projections and its importance, and a new head for the
     task.
     """
-    config, task = context.config, folders.task
-    teacher = AutoConfig.from_pretrained(folders.teacher)
-    base, graph = student_base(config, teacher)
+    config = context.config
     torch.manual_seed(config.seed)
-    supernet = build(Architecture.uniform(base, graph, max(config.space.stacks)), task.type, template=teacher)
+    supernet = _built(config, folders, AutoConfig.from_pretrained(folders.teacher))
     set_dropout(supernet, config.dropout)
     weights, prefix = load_file(encoder / "model.safetensors"), f"{supernet.base_model_prefix}."
     own = supernet.state_dict()
@@ -214,10 +212,9 @@ def _cut(
     """
     assert config.cut_from is not None
     teacher = AutoConfig.from_pretrained(folders.teacher)
-    wide, graph = student_base(config.cut_from, teacher)
+    wide, _ = student_base(config.cut_from, teacher)
     torch.manual_seed(config.seed)
-    template = AutoConfig.from_pretrained(source)
-    supernet = build(Architecture.uniform(base, graph, max(config.space.stacks)), folders.task.type, template=template)
+    supernet = _built(config, folders, AutoConfig.from_pretrained(source))
     weights = load_file(source / "model.safetensors")
     supernet.load_state_dict(cut(weights, wide, base, supernet.state_dict()))
     if phase is None:
@@ -230,13 +227,16 @@ def _cut(
 
 def load_supernet(config: StudyConfig, folders: TaskFolders, supernet: Path) -> PreTrainedModel:
     """The warmed-up supernet in this folder."""
+    return _built(config, folders, AutoConfig.from_pretrained(supernet), load_file(supernet / "model.safetensors"))
+
+
+def _built(
+    config: StudyConfig, folders: TaskFolders, template: PretrainedConfig, weights: dict[str, Tensor] | None = None
+) -> PreTrainedModel:
+    """A supernet with these weights, or with random ones."""
     base, graph = student_base(config, AutoConfig.from_pretrained(folders.teacher))
-    return build(
-        Architecture.uniform(base, graph, max(config.space.stacks)),
-        folders.task.type,
-        template=AutoConfig.from_pretrained(supernet),
-        weights=load_file(supernet / "model.safetensors"),
-    )
+    architecture = Architecture.uniform(base, graph, max(config.space.stacks))
+    return build(architecture, folders.task.type, template=template, weights=weights)
 
 
 def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) -> PreTrainedModel:

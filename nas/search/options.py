@@ -130,13 +130,15 @@ def _add_budget(result: Parser) -> None:
         "--max-macs", metavar="1G", help="limit on its multiply-accumulates for a sentence of 128 tokens"
     )
     group.add_argument(
-        "--max-latency", metavar="12ms|0.25x", help="limit on its latency, in ms or as a part of the teacher's"
+        "--max-latency",
+        metavar="12ms|0.25x",
+        help="limit on its latency, in milliseconds or relative to the teacher's latency",
     )
     group.add_argument(
         "--keep",
         metavar="99%",
-        help="in place of a limit: find the smallest student that keeps this share of the teacher's score "
-        "(with --goals score,latency the fastest)",
+        help="instead of a limit: find the smallest student (with --goals score,latency: the fastest) whose score is "
+        "at least this percentage of the teacher's",
     )
 
 
@@ -159,13 +161,14 @@ def _add_running(result: Parser) -> None:
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the space, the budget, the baselines, what will be made and how long it takes; train nothing",
+        help="print the search space, the budget, the baselines, what is still to be prepared, and an estimate of the "
+        "time; train nothing",
     )
     group.add_argument(
         "--prepare",
         action="store_true",
-        help="only make what the first of these stages needs (teacher, supernet and so on) and keep it in the cache; "
-        "torchrun or accelerate launch may start this in several processes",
+        help="prepare the teacher, the supernet and whatever else the first stage needs, keep it in the cache, and "
+        "stop; torchrun or accelerate launch can run this in several processes",
     )
     group.add_argument("--resume", action="store_true", help="continue an interrupted study")
     group.add_argument(

@@ -30,7 +30,7 @@ from foundation.extensions import load_extensions
 from foundation.files import scratch_folder
 from nas.config.schema import ConfigError
 from nas.evaluation.modes import MODES
-from nas.evaluation.score import CandidateEvaluator, Score
+from nas.evaluation.score import Score
 from nas.preparation.workspace import AnyWorkspace
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, ROWS, score_attribute
@@ -151,13 +151,13 @@ def _evaluate_trial(
         raise FileNotFoundError(
             f"{workspace.study.supernet} is not on this node: point FFN_NAS_CACHE to a folder that all nodes share"
         )
+
+    def report(step: int, score: float) -> None:
+        tune.report({"step": step, "score": score, "seconds": seconds()})
+
+    training = (config[ledger.SEED], rungs, report) if MODES[workspace.mode].trains else ()
     try:
-        score = evaluator_of(workspace, device).evaluate(
-            architecture,
-            config[ledger.SEED],
-            rungs,
-            lambda step, value: tune.report({"step": step, "score": value, "seconds": seconds()}),
-        )
+        score: Score = evaluator_of(workspace, device).evaluate(architecture, *training)
     except (Diverged, CompensationError) as error:
         tune.report({ledger.FAILURE: f"diverged: {error}"})
     except (MemoryError, OSError, RuntimeError) as error:
@@ -176,7 +176,7 @@ def evaluate_keeping_rows(
 
 
 @lru_cache(maxsize=1)
-def evaluator_of(workspace: AnyWorkspace, device: str) -> CandidateEvaluator:
+def evaluator_of(workspace: AnyWorkspace, device: str) -> Any:
     """The evaluator of candidates in this process; a worker reuses it from one trial to the next.
 
     What exists after it was created stays, so later garbage collections do not look at it. That would take as long as a

@@ -90,7 +90,7 @@ def test_all_processes_make_what_one_of_them_keeps(tmp_path: Path) -> None:
     (tmp_path / f"{STATE_PREFIX}new").mkdir()
     (tmp_path / f"{STATE_PREFIX}new" / "half").write_text("done")
     outs = launched(CREATE, [[tmp_path]] * 2, [tmp_path] * 2)
-    assert all("1 of 2 processes would make another" in out and "which makes own-0" in out for out in outs)
+    assert all("1 of 2 processes need another entry of" in out and "which needs own-0" in out for out in outs)
     kept = {file.name: file for file in tmp_path.iterdir() if not file.name.startswith(SUMS_PREFIX)}
     assert kept.pop("alone").read_text() == "alone"
     texts = {name: (folder / "text").read_text() for name, folder in kept.items()}
