@@ -69,12 +69,14 @@ def run_search(search: SearchRun, progress: Progress | None = None) -> Architect
     """
     search.check()
     check_cluster(search.cluster)
+    search.claim()
     progress = progress or Progress(quiet=True)
     context = preparation_context(search.config, search.cluster.device, progress.update)
     progress.expect(expected_parts(search.config, entries(context), search.stages, context.data))
     running = Search(search, prepare_in(context), progress)
     first = running.first()
     progress.finish()
+    search.claim(first)
     folder = search.folder
     folder.create(search.config)
     with folder.lock(), reporting_failures(search.url):

@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nas.config.schema import StudyConfig
-from nas.planning.stages import check_stage
+from optuna.exceptions import DuplicatedStudyError
+
+from nas.config.schema import ConfigError, StudyConfig
+from nas.planning.stages import Plan, check_stage
 from nas.preparation.data import check_tasks
+from nas.study import ledger
 from nas.study.folder import Folder
-from nas.study.storage import check_storage
+from nas.study.names import existing_studies, prefix_of
+from nas.study.storage import check_storage, may_exist, reporting_failures
 from nas.workers.cluster import Cluster
 from search_spaces.architecture import Architecture
 
@@ -55,3 +59,30 @@ class SearchRun:
         check_storage(self.url)
         self.folder.check(self.config, self.stages, self.resume)
         check_stage(self.config, self.folder, self.stages[0], self.start)
+
+    def claim(self, first: Plan | None = None) -> None:
+        """Refuse a new search whose studies a storage already has, from a search in another folder.
+
+        Args:
+            first: the plan of the first stage, whose study is created now, so that only one of two searches that begin
+                at the same time can have it.
+
+        Raises:
+            ConfigError: the storage has studies of this name.
+            StorageError: the storage cannot be opened.
+        """
+        if self.storage is None or self.folder.config.exists() or not may_exist(self.storage):
+            return
+        with reporting_failures(self.storage):
+            taken = bool(existing_studies(self.folder, self.storage))
+            if first is not None and not taken:
+                name = f"{prefix_of(self.folder, self.storage)}{first.study}"
+                try:
+                    ledger.open_study(self.storage, name, goals=first.goals, new=True)
+                except DuplicatedStudyError:
+                    taken = True
+        if taken:
+            raise ConfigError(
+                f"--storage already has the study {self.path.resolve().name}, of a search with another --out: choose "
+                "another --study"
+            )

@@ -51,16 +51,18 @@ MIN_TRIALS_AT_RUNG = 5
 
 
 def open_study(
-    url: str, name: str, sampler: BaseSampler | None = None, goals: Sequence[str] = ("score",)
+    url: str, name: str, sampler: BaseSampler | None = None, goals: Sequence[str] = ("score",), new: bool = False
 ) -> optuna.Study:
     """Open the study `name` in the storage `url`, or create it.
 
     Args:
         goals: the names of the objectives: the score, which is maximized, and possibly the attribute of a cost, which
             is minimized.
+        new: whether the study must not exist.
 
     Raises:
         StorageError: the storage cannot be opened.
+        optuna.exceptions.DuplicatedStudyError: the study exists, but is to be new.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -69,7 +71,7 @@ def open_study(
         sampler=sampler,
         pruner=optuna.pruners.NopPruner(),
         directions=[StudyDirection.MAXIMIZE, *(StudyDirection.MINIMIZE for _ in goals[1:])],
-        load_if_exists=True,
+        load_if_exists=not new,
     )
     if GOALS not in study.user_attrs:
         study.set_user_attr(GOALS, list(goals))

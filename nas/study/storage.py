@@ -66,6 +66,12 @@ def check_storage(url: str) -> None:
             raise ValueError("a search in memory could not be resumed; give a file, as in sqlite:///study.db")
 
 
+def may_exist(url: str) -> bool:
+    """Whether there may be a storage at this URL; there is none if it is a file in a folder that does not exist."""
+    parts = make_url(url)
+    return parts.get_backend_name() != "sqlite" or Path(parts.database or "").parent.is_dir()
+
+
 def storage_of(study: Study) -> BaseStorage:
     """The storage of a study, which has no public name."""
     return study._storage

@@ -3,11 +3,17 @@
 from pathlib import Path
 
 import pytest
+from optuna.exceptions import DuplicatedStudyError
 
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
+from nas.planning.stages import Plan
+from nas.search.run import SearchRun
 from nas.study import ledger
 from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, existing_studies, prefix_of
 from nas.study.storage import StorageError, sqlite_url
+from tests.nas.samplers.test_samplers import SPACE
 from tests.nas.study.test_ledger import close
 
 
@@ -56,3 +62,26 @@ def test_a_study_before_version_0_1_is_refused(folder: Folder) -> None:
     make(folder.storage, "stage-1")
     with pytest.raises(StorageError, match=r"demo has a study of an earlier version: search anew"):
         existing_studies(folder)
+
+
+def test_a_new_search_whose_name_is_taken_in_a_shared_database(shared: str, tmp_path: Path) -> None:
+    """The first of two searches with the same name in different folders has the studies."""
+    config = load_config("demo")
+    first = Plan("1", config.stage1, SPACE, ())
+    mine, other = (SearchRun(config=config, path=tmp_path / out / "demo", storage=shared) for out in ("a", "b"))
+    for search in (mine, other):
+        search.claim()  # nobody has begun yet
+    mine.claim(first)
+    mine.folder.create(config)
+    for plan in (None, first):
+        with pytest.raises(ConfigError, match="--storage already has the study demo, of a search with another --out"):
+            other.claim(plan)
+        mine.claim(plan)
+    assert [*existing_studies(mine.folder, shared)] == ["stage-1"]
+    SearchRun(config=config, path=tmp_path / "b" / "another", storage=shared).claim(first)
+
+
+def test_only_one_of_two_searches_that_begin_together_has_the_studies(shared: str) -> None:
+    close(ledger.open_study(shared, "demo/stage-1", new=True))
+    with pytest.raises(DuplicatedStudyError):
+        ledger.open_study(shared, "demo/stage-1", new=True)
