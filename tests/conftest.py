@@ -85,7 +85,7 @@ def shared_study(tmp_path_factory: pytest.TempPathFactory) -> "TinyStudy":
     """The tiny study of a test run, which all tests share."""
     from tests.nas.tiny_study import shared
 
-    return shared(tmp_path_factory.getbasetemp())
+    return shared(tmp_path_factory)
 
 
 @pytest.fixture
@@ -96,8 +96,8 @@ def tiny_study(shared_study: "TinyStudy", monkeypatch: pytest.MonkeyPatch) -> "T
 
 
 @pytest.fixture(scope="session")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def searched(shared_study: "TinyStudy") -> Path:
     """The folder of a finished search of stage 1 with the tiny study's preset."""
     from tests.nas.tiny_study import finished
 
-    return finished(tmp_path_factory.getbasetemp())
+    return finished(shared_study)

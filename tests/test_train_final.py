@@ -58,6 +58,12 @@ SENTENCES = ["Badofi kule moni.", "Paru."]
 
 
 @pytest.fixture(scope="module")
+def searched(searched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the search's folder, which gets the final training."""
+    return Path(shutil.copytree(searched, tmp_path_factory.mktemp("searched") / "s"))
+
+
+@pytest.fixture(scope="module")
 def final(shared_study: TinyStudy, searched: Path) -> Path:
     """The checkpoint of the winner, in the default folder."""
     result = shared_study.run("train_final.py", searched / "architecture.json")

@@ -1,6 +1,7 @@
 """A study that takes seconds: its text, its teacher, its preset, and helpers that run commands on them."""
 
 import contextlib
+import fcntl
 import os
 import random
 import re
@@ -11,11 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
 import optuna
+import pytest
 import torch
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
@@ -100,13 +101,10 @@ confirm_seeds = 2
 
 @dataclass(frozen=True)
 class TinyStudy:
-    """A folder with a teacher, a preset and a cache folder that contains the text."""
+    """A folder with a teacher and a preset, and a cache folder that contains the text."""
 
     root: Path
-
-    @property
-    def cache(self) -> Path:
-        return self.root / "cache"
+    cache: Path
 
     @property
     def teacher(self) -> Path:
@@ -171,12 +169,9 @@ class TinyStudy:
         return (*always, "--out", out, *arguments)
 
 
-def build(root: Path) -> TinyStudy:
-    """Write the teacher, the preset and the text to the folder `root`."""
-    tiny_study = TinyStudy(root)
-    text = corpus()
-    save_corpus(text, tiny_study.cache / "corpora" / f"{installation_key()}.jsonl")
-    words = sorted({word for sentence in text.texts for word in re.findall(r"\w+|[.]", sentence.lower())})
+def build(tiny_study: TinyStudy) -> None:
+    """Write the study's teacher and preset."""
+    words = sorted({word for sentence in corpus().texts for word in re.findall(r"\w+|[.]", sentence.lower())})
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
     BertTokenizerFast(vocab=vocabulary).save_pretrained(tiny_study.teacher)
     config = BertConfig(
@@ -192,7 +187,6 @@ def build(root: Path) -> TinyStudy:
         torch.manual_seed(0)
         BertForSequenceClassification(config).save_pretrained(tiny_study.teacher)
     tiny_study.preset.write_text(PRESET.format(teacher=tiny_study.teacher))
-    return tiny_study
 
 
 def corpus() -> Corpus:
@@ -213,21 +207,39 @@ def corpus() -> Corpus:
     return Corpus(texts, sources, documents, positions)
 
 
-@cache
-def shared(base: Path) -> TinyStudy:
-    """The tiny study in `base`, the folder of the test run's temporary files; built once."""
-    return build(base / "tiny-study")
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one process at a time is in such a block."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
-@cache
-def finished(base: Path) -> Path:
-    """The study folder of a finished search of stage 1, which is run once per test run."""
-    tiny_study, out = shared(base), base / "results"
-    result = tiny_study.run(*tiny_study.search(out, "--study", "s"))
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert "5/5" in result.stdout
-    assert f"next: ffn-train-final {out / 's' / 'architecture.json'}" in result.stdout
+def shared(factory: pytest.TempPathFactory) -> TinyStudy:
+    """The tiny study of a test run. Its processes share the teacher and the preset, and each has a cache of its own."""
+    folder = factory.getbasetemp()
+    of_run = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    tiny_study = TinyStudy(of_run / "tiny-study", folder / "cache")
+    save_corpus(corpus(), tiny_study.cache / "corpora" / f"{installation_key()}.jsonl")
+    with locked(tiny_study.root.with_suffix(".lock")):
+        if not tiny_study.preset.exists():
+            build(tiny_study)
+    return tiny_study
+
+
+def finished(tiny_study: TinyStudy) -> Path:
+    """The study folder of a finished search of stage 1, which one process of a test run makes for all of them. Tests
+    must not change it.
+    """
+    out = tiny_study.root.with_name("results")
+    with locked(out.with_suffix(".lock")):
+        if not (out / "s" / "architecture.json").exists():
+            # With a single worker, because most of the time is spent on starting workers.
+            result = tiny_study.run(*tiny_study.search(out, "--study", "s", "--workers", "1"))
+            assert result.returncode == 0, result.stderr
+            assert result.stderr == ""
+            assert "5/5" in result.stdout
+            assert f"next: ffn-train-final {out / 's' / 'architecture.json'}" in result.stdout
     return out / "s"
 
 

@@ -61,7 +61,7 @@ def test_a_search(
 ) -> None:
     """A search on a disk that is too small, and becomes larger from one attempt to the next."""
     counts = cases(sample=2, full=30)
-    study = TinyStudy(tmp_path)
+    study = TinyStudy(tmp_path, tmp_path / "cache")
     needed = kilobytes({"cache": shared_study.cache, "results": searched}[place])
     folder, before, resume = tmp_path / "results" / "s", list[Any](), list[str]()
     command = study.search(tmp_path / "results", "--study", "s", preset=shared_study.preset)

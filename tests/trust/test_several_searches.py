@@ -40,7 +40,7 @@ def test_searches_that_start_together(
     """
     counts = cases(sample=1, full=5)
     for case in range(counts.wanted):
-        study, out = TinyStudy(tmp_path / f"{case}"), tmp_path / f"{case}" / "results"
+        study, out = TinyStudy(tmp_path, tmp_path / f"{case}" / "cache"), tmp_path / f"{case}" / "results"
         shutil.copytree(shared_study.cache / "corpora", study.cache / "corpora")
         with ExitStack() as stack:
             commands = [study.search(out, "--study", name, preset=shared_study.preset) for name in ("s", "s", "other")]

@@ -1,12 +1,14 @@
 """Preparations that are interrupted or killed continue, and arrive at the same weights."""
 
 import shutil
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from distill.training.checkpoint import Checkpoint
 from foundation.files import STATE_PREFIX
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
@@ -18,8 +20,8 @@ from search_spaces.architecture import Architecture
 from tests.nas.processes import family, kill_all
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
 
-# Checkpoints are written after every hundred steps.
-STEPS = 130
+# Here checkpoints are written after every ten steps instead of a hundred.
+STEPS, EVERY = 13, 10
 TEACHER, WARM_UP = "teacher: fine-tuning", "supernet: warm-up"
 ONE_SHOT = "one-shot supernet: training"
 
@@ -78,6 +80,7 @@ def prepared(config: StudyConfig, interruption: Interruption) -> list[Path]:
 def test_an_interrupted_preparation_continues(
     config: StudyConfig, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Checkpoint, "__init__", partialmethod(Checkpoint.__init__, every=EVERY))
     monkeypatch.setenv("FFN_NAS_CACHE", str(caches / "whole"))
     whole = prepared(config, Interruption())
     cache = caches / "interrupted"
@@ -88,11 +91,11 @@ def test_an_interrupted_preparation_continues(
             prepared(config, interruption)
         assert interruption.first_shares[what] == pytest.approx(1 / STEPS)
         if before is not None:
-            assert interruption.first_shares[before] == pytest.approx(101 / STEPS)
+            assert interruption.first_shares[before] == pytest.approx((EVERY + 1) / STEPS)
         assert len(list(cache.glob(f"*/{STATE_PREFIX}*"))) == 1
     last = Interruption()
     resumed = prepared(config, last)
-    assert last.first_shares[ONE_SHOT] == pytest.approx(101 / STEPS)
+    assert last.first_shares[ONE_SHOT] == pytest.approx((EVERY + 1) / STEPS)
     for file, expected in zip(resumed, whole, strict=True):
         found, right = load_file(file), load_file(expected)
         assert found.keys() == right.keys()
@@ -125,7 +128,7 @@ def test_a_killed_preparation_continues_in_one_process_and_in_two(
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     left = {}
     for name, launcher in (("alone", ()), ("together", launch)):
-        study = TinyStudy(caches / name)
+        study = TinyStudy(caches / name, caches / name / "cache")
         shutil.copytree(tiny_study.cache / "corpora", study.cache / "corpora")
         command = (*launcher, *prepare_command(preset, caches / name / "study"))
         with study.running(*command) as process:

@@ -17,6 +17,8 @@ from nas.study.description import formula
 from search_spaces import Architecture, cost
 from tests.nas.tiny_study import TinyStudy, trials_of
 
+pytestmark = pytest.mark.slow
+
 # The tests of goals and limits need no confirmed winner; the study of the fixture `refined` has them.
 UNCONFIRMED = ("confirm_seeds = 2", "confirm_seeds = 0")
 # What a search says if another process took so much time that its measurements contradict each other.
@@ -100,13 +102,6 @@ def test_no_winner_was_confirmed_to_be_worse_than_the_one_before(refined: Path) 
             assert (trial.values, trial.state) == (twin.values, TrialState.COMPLETE)
 
 
-def test_a_stage_that_exists_is_not_started_again(refined: Path, tiny_study: TinyStudy) -> None:
-    result = tiny_study.run("-m", "nas.search", "--stage", "2", "--study", "s", "--out", refined.parent)
-    assert result.returncode == 2
-    assert "already has stage 2: continue it with --resume" in result.stderr
-
-
-@pytest.mark.slow
 def test_two_goals_give_a_front(tiny_study: TinyStudy, tmp_path: Path) -> None:
     preset = tiny_study.variant(tmp_path / "tiny.toml", UNCONFIRMED)
     result = tiny_study.run(*tiny_study.search(tmp_path, "--goals", "score,macs", "--trials", "9", preset=preset))
@@ -125,7 +120,6 @@ def test_two_goals_give_a_front(tiny_study: TinyStudy, tmp_path: Path) -> None:
     assert best["winner"]["trial"] in {row["trial"] for row in best["front"]}
 
 
-@pytest.mark.slow
 def test_a_latency_limit_is_kept_and_finalists_are_measured(tiny_study: TinyStudy, tmp_path: Path) -> None:
     preset = tiny_study.variant(tmp_path / "tiny.toml", UNCONFIRMED)
     result = tiny_study.run(*tiny_study.search(tmp_path, "--max-latency", "1.3x", "--trials", "5", preset=preset))
@@ -142,7 +136,6 @@ def test_a_latency_limit_is_kept_and_finalists_are_measured(tiny_study: TinyStud
         assert "measured whole" in result.stdout
 
 
-@pytest.mark.slow
 def test_layers_without_ffns_from_the_search_to_the_checkpoint(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """All stages with compensated inheritance, and the final training of a model without any FFN."""
     # Within the size of two layers with an eighth, most architectures have a layer without an FFN.
