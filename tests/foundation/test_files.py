@@ -67,19 +67,6 @@ def test_keep_leaves_nothing_of_a_failed_writer(tmp_path: Path, folder: bool) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_keep_shows_a_folder_only_when_it_is_complete(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-
-    def write(draft: Path) -> None:
-        draft.mkdir()
-        (draft / "one").write_text("1")
-        assert not path.exists()
-        (draft / "two").write_text("2")
-
-    create_once(path, write)
-    assert sorted(file.name for file in path.iterdir()) == ["one", "two"]
-
-
 def test_keep_respects_who_was_faster(tmp_path: Path) -> None:
     path = tmp_path / "kept"
 

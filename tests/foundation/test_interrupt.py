@@ -1,5 +1,6 @@
 """Ctrl-C that is pressed again while what the first one set off is cleaning up."""
 
+import contextlib
 import math
 import signal
 import subprocess
@@ -34,6 +35,53 @@ def test_what_must_not_be_cut_short() -> None:
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupt.check()
+
+
+class Interrupting:
+    """An object in whose finalizer Ctrl-C arrives."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_in_a_finalizer_is_remembered_and_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    usual = shown.append
+    monkeypatch.setattr(sys, "unraisablehook", usual)
+    with interrupt.recording():
+        victim = Interrupting()
+        del victim
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.check()
+    assert sys.unraisablehook == usual
+    assert shown == []
+
+
+def test_ctrl_c_waits_for_the_end_of_a_transaction() -> None:
+    done = []
+
+    @interrupt.deferred()
+    def write() -> None:
+        with interrupt.deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append("inner")
+        done.append("outer")
+
+    with interrupt.recording(), pytest.raises(KeyboardInterrupt):
+        write()
+    assert done == ["inner", "outer"]
+
+
+def test_ctrl_c_is_remembered_where_it_is_swallowed() -> None:
+    usual = signal.getsignal(signal.SIGINT)
+    with interrupt.recording():
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.check()
+    assert signal.getsignal(signal.SIGINT) is usual
+    with interrupt.recording():
+        interrupt.check()
 
 
 PRESSED_AT_THE_END = """

@@ -1,16 +1,12 @@
-"""A search that is killed and resumed, at any moment and repeatedly, gives the same results as an uninterrupted one."""
+"""A search that is killed before any write to its ledger, and resumed, gives the same results as an undisturbed one."""
 
-import contextlib
 import gc
 import random
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import sqlalchemy
 from ray.tune.schedulers import TrialScheduler
@@ -21,9 +17,8 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.storage import sqlite_url
 from nas.workers.runner import Proposals, Recorder, Rungs
-from tests.nas.processes import family, kill_all, still_running, workers
-from tests.nas.records import STUDIES, facts, lost_before, results
-from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of
+from tests.nas.records import facts
+from tests.nas.tiny_study import TinyStudy, trials_of
 from tests.trust_counts import Cases
 
 
@@ -117,87 +112,3 @@ def test_killed_before_any_write(
         assert kills >= 3
         assert list(map(facts, trials_of(tmp_path / f"{search}"))) == whole
         counts["killed"] += kills
-
-
-TARGETS = ("driver", "worker", "all")
-
-
-def kill(
-    target: str, process: subprocess.Popen[str], folder: Path, seen: set[psutil.Process]
-) -> tuple[str, str] | None:
-    """Kill the driver alone, a worker alone as soon as there is one, or all processes at once.
-
-    `seen` gets the processes of the search. Returns what was killed, and doing what; None if the search has ended.
-    """
-    while process.poll() is None:
-        everyone = family(process.pid)
-        found = workers(everyone)
-        if found or target != "worker":
-            break
-    else:
-        return None
-    if target == "worker" and lost_before(folder):
-        target = "all"
-    running = [name for name in STUDIES if states(folder, name)["RUNNING"]]
-    doing = (running[0] if running else "between trials") if found else "starting"
-    kill_all({"driver": everyone[:1], "worker": found[:1], "all": everyone}[target])
-    seen.update(everyone)
-    return target, doing
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "sampler", "trials", "kills"), [("1", "lanas", 18, 9), ("all", "tpe", 12, 6)])
-def test_killed_at_any_moment(
-    stage: str, sampler: str, trials: int, kills: int, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
-) -> None:
-    preset = tiny_study.variant(
-        tmp_path / "tiny.toml",
-        ('trials = 6\nsampler = "random"', f'trials = {trials}\nsampler = "{sampler}"\nstop = 0.3'),
-    )
-
-    def start(folder: Path) -> subprocess.Popen[str]:
-        resume = ["--resume"] if (folder / "config.toml").exists() else []
-        return tiny_study.start(
-            *tiny_study.search(folder.parent, "--workers", 1, "--stage", stage, *resume, preset=preset)
-        )
-
-    for name in ("whole", "whole again"):
-        begun = time.monotonic()
-        with start(tmp_path / name / "tiny") as process:
-            assert process.communicate(timeout=TIMEOUT)[1] == ""
-        duration = time.monotonic() - begun
-    whole = results(tmp_path / "whole" / "tiny")
-    assert results(tmp_path / "whole again" / "tiny") == whole
-    assert {trial[1].name for trial in whole["stage-1"]} == {"COMPLETE", "PRUNED"}
-
-    rng = random.Random(0)
-    hits: list[tuple[str, str]] = []
-    seen: set[psutil.Process] = set()
-    searches = 0
-    while len(hits) < kills:
-        searches += 1
-        folder = tmp_path / f"{searches}" / "tiny"
-        process = start(folder)
-        try:
-            while process.poll() is None:
-                if len(hits) == kills:
-                    process.wait(TIMEOUT)
-                    break
-                left = rng.uniform(0, duration)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(left)
-                if hit := kill(TARGETS[len(hits) % 3], process, folder, seen):
-                    hits.append(hit)
-                    print(f"search {searches}, kill {len(hits)} after up to {left:.0f} s of {duration:.0f} s:", *hit)
-                    if hit[0] != "worker":
-                        process.communicate(timeout=TIMEOUT)
-                        process = start(folder)
-            _, error = process.communicate()
-        finally:
-            process.kill()
-        assert process.returncode == 0, error
-        assert results(folder) == whole
-    # What they were doing is chance, but not all of them were starting.
-    assert {doing for _, doing in hits} & set(STUDIES)
-    # Nothing is left of all these processes.
-    assert not still_running(seen, TIMEOUT)

@@ -339,7 +339,7 @@ def test_mistakes(tiny_study: TinyStudy, tmp_path: Path, changes: dict[str, Any]
 class Live(TrainedEvaluator):
     """An evaluator whose candidates learn from the running teacher instead of its saved outputs."""
 
-    def saved(self, found: TrainingPhase, seed: int) -> None:
+    def saved_outputs_of(self, phase: TrainingPhase, seed: int) -> None:
         return None
 
 
@@ -349,13 +349,12 @@ SETTINGS: dict[str, dict[str, float]] = {"theseus": {"start": 0.5}, "codir": {"n
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *(("rows", name) for name in ("tinybert", "theseus", "microbert", "codir", "minilm")),
+        ("rows", "microbert"),
+        ("rows", "minilm"),
         ("regression", "tinybert"),
-        ("regression", "codir"),
-        ("tagging", "microbert"),
+        ("tagging", "codir"),
         ("questions", "theseus"),
         ("questions", "codir"),
-        ("questions", "minilm"),
     ],
 )
 def test_a_candidate_by_every_objective(tiny_study: TinyStudy, tmp_path: Path, kind: str, name: str) -> None:

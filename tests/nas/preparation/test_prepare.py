@@ -212,7 +212,9 @@ def test_training_that_diverges_names_its_table(tiny_study: TinyStudy, table: st
         ({"hidden": -1.0}, "hidden=-1.0: a weight must be a finite number of at least 0"),
         ({"temperature": 0.0}, "temperature=0.0: must be"),
         (dict.fromkeys(("attention", "hidden", "embedding", "prediction"), 0.0), "efficientbert has nothing to learn"),
-        ({"name": "minimoe", "relation_heads": 5}, "relation_heads=5 must divide"),
+        ({"name": "minimoe", "relation_heads": 5}, "relation_heads=5 must divide the student's width 32"),
+        ({"name": "minimoe", "relation": 0, "labels": 0}, "minimoe has nothing to learn from: all of its"),
+        ({"name": "moebert", "layers": "some"}, "unknown choice of layers 'some': choose one of all, alternate, last"),
     ],
 )
 def test_settings_that_an_objective_cannot_use(
@@ -220,11 +222,6 @@ def test_settings_that_an_objective_cannot_use(
 ) -> None:
     with pytest.raises(ConfigError, match=f"objective and base: {message}"):
         changed(tiny_study, objective=objective)
-
-
-def test_unknown_tasks(tiny_study: TinyStudy) -> None:
-    with pytest.raises(ConfigError, match="unknown task 'word order'; did you mean 'word_order'"):
-        changed(tiny_study, tasks=("word order",))
 
 
 def test_dropout_reaches_every_module() -> None:

@@ -1,7 +1,6 @@
 """`--dry-run` says what a search would do, and neither trains nor writes anything."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.search.command import main
 from search_spaces import cost
-from search_spaces.grammar import count_graphs, suggest_graph
 from tests.nas.tiny_study import TinyStudy
+
+COMPENSATED = '[supernet]\ninheritance = "compensated"\ncalibration_rows = 40\n\n[candidate]'
 
 
 def files(folder: Path) -> set[Path]:
@@ -81,39 +81,3 @@ def test_a_supernet_that_is_cut_from_another_one(
 def test_mistakes_are_found(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert dry_run(tiny_study, tmp_path / "out", "--max-params", "3") == 2
     assert "no architecture" in capsys.readouterr().err
-
-
-COMPENSATED = '[supernet]\ninheritance = "compensated"\ncalibration_rows = 40\n\n[candidate]'
-
-
-class Exhaustive:
-    """A trial that makes the given choices, and after them the first of each list, and remembers the lists."""
-
-    def __init__(self, given: list[int]) -> None:
-        self.given, self.sizes = given, list[int]()
-
-    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
-        position = len(self.sizes)
-        self.sizes.append(len(choices))
-        return choices[self.given[position] if position < len(self.given) else 0]
-
-    def suggest_float(self, name: str, low: float, high: float) -> float:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("gated", [False, True])
-def test_the_number_of_graphs(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
-    """With few operations, all choices can be made one after the other."""
-    for module in ("grammar", "spelling"):
-        monkeypatch.setattr(f"search_spaces.{module}.UNARY", ("gelu",))
-    monkeypatch.setattr("search_spaces.grammar.BINARY", ("add",))
-    found: set[str] = set()
-    given: list[int] | None = []
-    while given is not None:
-        trial = Exhaustive(given)
-        found.add(str(suggest_graph(trial, "", "gelu", gated)))
-        made = given + [0] * (len(trial.sizes) - len(given))
-        while made and made[-1] == trial.sizes[len(made) - 1] - 1:
-            made.pop()
-        given = [*made[:-1], made[-1] + 1] if made else None
-    assert count_graphs("gelu", gated) == len(found)

@@ -68,5 +68,13 @@ def test_a_start_on_another_base(refused: Refused, tmp_path: Path) -> None:
     assert "the architecture to refine is on another base than this study: it differs in " in message
 
 
-def test_an_address_of_no_cluster(refused: Refused) -> None:
-    assert "--address 'nonsense': give HOST:PORT" in refused("--stage", "1", "--address", "nonsense")
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--address", "nonsense", "--address 'nonsense': give HOST:PORT"),
+        ("--storage", "nonsense", "cannot open the storage 'nonsense'"),
+        ("--storage", "postgresql+psycopg://u@127.0.0.1:1/d", "cannot open the storage 'postgresql+psycopg://u@127."),
+    ],
+)
+def test_servers_that_do_not_answer(refused: Refused, option: str, value: str, message: str) -> None:
+    assert message in refused("--stage", "1", option, value)

@@ -1,19 +1,15 @@
 """`python -m nas.search` from the command line to its files."""
 
-import contextlib
 import json
-import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from optuna.trial import TrialState
-from transformers import BertConfig, DistilBertConfig
+from transformers import BertConfig
 
 from distill.tasks.encoding import load_encoded
 from distill.tasks.metrics import standard_error
-from foundation import interrupt
 from nas.config.load import load_config
 from nas.planning.budget import budgeted_space
 from nas.planning.finalists import lead_line
@@ -25,7 +21,7 @@ from nas.study.contributions import decode
 from nas.study.folder import Folder
 from nas.study.names import existing_studies
 from search_spaces import Architecture, cost
-from tests.nas.tiny_study import TinyStudy, states, trials_of
+from tests.nas.tiny_study import TinyStudy, trials_of
 
 
 def test_trials(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> None:
@@ -140,14 +136,6 @@ def test_a_study_in_which_everything_fails(tiny_study: TinyStudy, tmp_path: Path
     assert not (tmp_path / "tiny" / "architecture.json").exists()
 
 
-def test_as_a_program(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    result = tiny_study.run(*tiny_study.search(tmp_path, "--max-params", "3"))
-    assert result.returncode == 2
-    assert result.stderr.startswith("nas.search: no architecture has 1 to 3 parameters")
-    assert result.stderr.count("\n") == 1
-    assert not (tmp_path / "tiny").exists()
-
-
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The single line on stderr of a command that ends with exit status 2."""
     try:
@@ -172,26 +160,17 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--preset", "demon"], "unknown preset 'demon'; did you mean 'demo'?"),
         (["--stage", "1", "--preset", "no/such.toml"], "no/such.toml: No such file or directory"),
         (["--stage", "1", "--sampler", "genetic"], "--sampler: there is no sampler 'genetic' (samplers: lanas, "),
-        (["--stage", "1", "--trials", "0"], "--trials: "),
         (["--stage", "all", "--trials", "0"], "nas.search: --trials: Input should be greater than or equal to 1\n"),
         (["--stage", "all", "--trials", "0", "--seed", "-1"], " (and 1 more)\n"),
         (["--stage", "1", "--trials", "many"], "invalid int value: 'many'"),
-        (["--stage", "1", "--seed", "-1"], "--seed: "),
         (["--stage", "1", "--max-params", "abc"], "--max-params: 'abc' is not a number such as 15M"),
-        (["--stage", "1", "--max-params", "0"], "--max-params: "),
-        (["--stage", "1", "--max-params=-3"], "--max-params: "),
-        (["--stage", "1", "--max-params", "1.5"], "--max-params: "),
-        (["--stage", "1", "--max-params", "1e999999999"], "--max-params: "),
         (["--stage", "1", "--study", "a/b"], "--study 'a/b': use only letters, digits"),
-        (["--stage", "1", "--study", ".."], "--study '..': "),
         (["--stage", "1", "--study", ""], "--study '': "),
         (["--stage", "1", "--workers", "0"], "--workers: must be at least 1, not 0"),
         (["--stage", "1", "--max-macs", "many"], "--max-macs: 'many' is not a number"),
         (["--stage", "1", "--max-latency", "fast"], "--max-latency: "),
-        (["--stage", "1", "--max-latency", "0.25"], "--max-latency: "),
         (["--stage", "1", "--objective", "speed"], "--goals: 'speed' is not one of score; score,params; "),
         (["--stage", "1", "--goals", "speed"], "--goals: 'speed' is not one of score; score,params; "),
-        (["--stage", "1", "--goals", "params,score"], "--goals: 'params,score' is not one of "),
         (
             ["--stage", "1", "--goals", "score,params", "--sampler", "lanas"],
             "two goals need one of random",
@@ -213,29 +192,15 @@ def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pyte
     ("changes", "message"),
     [
         ([("[space]", "[space")], "not TOML: "),
-        ([("seed = 0", 'seed = "zero"')], "seed: "),
-        ([("slack = 0.3", "slack = nan")], "space.slack: "),
         ([("trials = 6", "trails = 6")], "stage1.trails: unknown key; did you mean 'trials'? (and 1 more)"),
-        ([('"1/8"', '"0"')], "space.expansions.0: must be above 0 and at most 1, not 0"),
-        ([('"1/8"', '"5/4"')], "space.expansions.0: must be above 0 and at most 1, not 5/4"),
         ([('"1/8"', '"1/100"')], "leaves no channel"),
         ([('uniform = "1/2"', 'uniform = "1/100"')], "leaves no channel"),
-        ([("stacks = [1, 2]", "stacks = [1, 1]")], "stacks: must be one or more distinct values"),
         ([("slack = 0.3", 'slack = 0.3\nmin_params = "1G"\nmax_params = "2G"')], "this space reaches from"),
         ([('"library"', '"libary"')], "unknown task 'libary'"),
-        ([('"neighbours"', '"library"')], "tasks: a task is named twice"),
         ([("max_length = 24", "max_length = 512")], "max_length"),
         (
             [('sampler = "random"', 'sampler = "random"\nexploration = 0.5')],
             "stage1: exploration is a setting of lanas and lanas-published, which random does not have: leave it out",
-        ),
-        (
-            [('sampler = "random"', 'sampler = "lanas-published"\nexploration = -1')],
-            "stage1.exploration: Input should be greater than or equal to 0",
-        ),
-        (
-            [('sampler = "evolution"', 'sampler = "lanas"\nfirst_randm = 3')],
-            "stage2.first_randm: unknown key; did you mean 'first_random'?",
         ),
     ],
 )
@@ -255,16 +220,9 @@ def test_presets_that_cannot_be(
 
 def test_teachers_that_cannot_be(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     always = ["--stage", "1", "--preset", str(tiny_study.preset), "--out", str(tmp_path / "results")]
-    DistilBertConfig(dim=32, n_layers=1, n_heads=2, hidden_dim=64).save_pretrained(tmp_path / "distilled")
+    assert "no model at" in refused([*always, "--teacher", str(tmp_path / "missing")], capsys)
     BertConfig(hidden_act="tanh").save_pretrained(tmp_path / "other")
-    (tmp_path / "empty").mkdir()
-    for folder, message in (
-        ("missing", f"no model at '{tmp_path / 'missing'}'"),
-        ("empty", "no model at"),
-        ("distilled", "is of type 'distilbert'; supported are bert, roberta"),
-        ("other", "hidden_act is 'tanh'; supported are gelu"),
-    ):
-        assert message in refused([*always, "--teacher", str(tmp_path / folder)], capsys)
+    assert "hidden_act is 'tanh'; supported are" in refused([*always, "--teacher", str(tmp_path / "other")], capsys)
 
 
 def test_folders_in_the_way(
@@ -282,75 +240,3 @@ def test_folders_in_the_way(
     (tmp_path / "s").touch()
     assert "is not a study's folder" in refused([*always, "--out", str(tmp_path)], capsys)
     assert "ot a directory" in refused([*always, "--out", str(tmp_path / "s")], capsys)
-
-
-@pytest.mark.parametrize(
-    "url", ["nonsense", "mysql://h/d", "postgresql+psycopg://u@127.0.0.1:1/d", "sqlite:////no/such/folder/study.db"]
-)
-def test_storages_that_cannot_be(
-    url: str,
-    tiny_study: TinyStudy,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """That it cannot be is said before anything is prepared, unless it is a file."""
-    if not url.startswith("sqlite"):
-        monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path / "never"))
-    always = ["--stage", "1", "--preset", str(tiny_study.preset), "--out", str(tmp_path)]
-    assert f"cannot open the storage '{url}'" in refused([*always, "--storage", url], capsys)
-    assert states(tmp_path / "tiny").total() == 0
-    assert not (tmp_path / "never").exists()
-
-
-class Interrupting:
-    """An object in whose finaliser Ctrl-C arrives."""
-
-    def __del__(self) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_ctrl_c_in_a_finaliser_is_remembered_and_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[object] = []
-    usual = shown.append
-    monkeypatch.setattr(sys, "unraisablehook", usual)
-    with interrupt.recording():
-        victim = Interrupting()
-        del victim
-        with pytest.raises(KeyboardInterrupt):
-            interrupt.check()
-    assert sys.unraisablehook == usual
-    assert shown == []
-
-
-def test_ctrl_c_waits_for_the_end_of_a_transaction() -> None:
-    done = []
-
-    @interrupt.deferred()
-    def write() -> None:
-        with interrupt.deferred():
-            signal.raise_signal(signal.SIGINT)
-            done.append("inner")
-        done.append("outer")
-
-    with interrupt.recording():
-        with pytest.raises(KeyboardInterrupt):
-            write()
-        assert done == ["inner", "outer"]
-    with interrupt.recording(), pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-        done.append("not reached")
-    assert len(done) == 2
-
-
-def test_ctrl_c_is_remembered_where_it_is_swallowed() -> None:
-    usual = signal.getsignal(signal.SIGINT)
-    with interrupt.recording():
-        interrupt.check()
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            interrupt.check()
-    assert signal.getsignal(signal.SIGINT) is usual
-    with interrupt.recording():
-        interrupt.check()

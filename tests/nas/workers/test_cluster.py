@@ -145,14 +145,6 @@ def losing_a_node(
 
 
 @pytest.mark.slow
-def test_a_node_is_lost(nodes: tuple[str, Node, Node], searched: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
-    address, head, other = nodes
-    command = tiny_study.search(tmp_path, "--study", "s", "--address", address)
-    losing_a_node(tiny_study, tmp_path / "s", head, other, "stage-1", command)
-    assert list(map(facts, trials_of(tmp_path / "s"))) == list(map(facts, trials_of(searched)))
-
-
-@pytest.mark.slow
 @pytest.mark.trust
 def test_a_node_is_lost_in_every_stage(tiny_study: TinyStudy, tmp_path: Path, cases: Callable[..., Cases]) -> None:
     """A Ray node is lost in each of three stages: the search has the same trials as an undisturbed one.

@@ -1,14 +1,11 @@
 """Interrupted searches, lost workers, and exhausted spaces."""
 
 import contextlib
-import ctypes
 import errno
-import json
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,23 +21,20 @@ from ray import tune
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
 
-from nas.evaluation.score import Score
-from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.stages import plan
 from nas.preparation.workspace import Workspace
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import choices_of
 from nas.study.storage import sqlite_url
-from nas.workers import failures, runner
+from nas.workers import failures
 from nas.workers.cluster import Cluster, ray_session
 from nas.workers.failures import is_out_of_memory
-from nas.workers.runner import MAX_DUPLICATES, Evaluate, Proposals, Recorder, Rungs, run
+from nas.workers.runner import MAX_DUPLICATES, Proposals, Recorder, Rungs, run
 from search_spaces import Architecture
-from search_spaces.spaces import SIZES, Space
+from search_spaces.spaces import SIZES
 from tests.nas.processes import family, pause_both_workers, paused, workers
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of, wait
-from tests.trust_counts import Cases
 
 TRIALS = 30
 
@@ -151,17 +145,6 @@ def test_errors_of_memory() -> None:
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
 
 
-def too_large(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
-    """`evaluate_trial` of a candidate that needs a thousand terabytes."""
-    runner.evaluator_of = lambda workspace, device: TooLarge()  # type: ignore[assignment, return-value]
-    runner.evaluate_trial(config, workspace, device, rungs)
-
-
-class TooLarge:
-    def evaluate(self, *arguments: object) -> None:
-        torch.empty(2**48)
-
-
 def greedy(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
     """Fills a sixth of the memory, which Ray must prevent."""
     tune.report({"step": 0, "score": 0.5})
@@ -172,95 +155,9 @@ def greedy(config: dict[str, Any], workspace: Workspace, device: str, rungs: tup
     time.sleep(TIMEOUT)
 
 
-def run_waiting(study: optuna.Study, space: Space, workspace: Workspace, evaluate: Evaluate) -> list[int]:
-    """Run the waiting trials in a local session of Ray; returns the trials that ended."""
-    local, seen = Cluster(workers=1, device="cpu"), list[int]()
-    record = lambda study, number: seen.append(number)  # noqa: E731
-    with ray_session(local):
-        run(study, space, workspace, local, trials=None, origin="random", evaluate=evaluate, on_trial=record)
-    return seen
-
-
-class Hanging:
-    def evaluate(self, architecture: Architecture, *arguments: object) -> Score:
-        if architecture.ffns[0].expansion == 1:
-            ctypes.PyDLL(None).sleep(TIMEOUT)  # as a library that keeps the interpreter's lock
-        return Score(0.5, 0.1, {})
-
-
-def hanging(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
-    """`evaluate_trial` of candidates of which the largest one hangs."""
-    runner.evaluator_of = lambda workspace, device: Hanging()  # type: ignore[assignment, return-value]
-    runner.evaluate_trial(config, workspace, device, rungs)
-
-
-class Raising:
-    def evaluate(self, architecture: Architecture, *arguments: object) -> Score:
-        if architecture.ffns[0].expansion == 1:
-            raise ZeroDivisionError("nothing to divide by")
-        return Score(0.5, 0.1, {})
-
-
-def raising(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
-    """`evaluate_trial` of candidates of which the largest one raises an error that nobody expects."""
-    runner.evaluator_of = lambda workspace, device: Raising()  # type: ignore[assignment, return-value]
-    runner.evaluate_trial(config, workspace, device, rungs)
-
-
-def not_a_number(config: dict[str, Any], workspace: Workspace, device: str, rungs: tuple[Fraction, ...]) -> None:
-    """`evaluate_trial` of a candidate whose logits are not finite."""
-    architecture = json.loads(config[ledger.ARCHITECTURE])
-    evaluator = runner.evaluator_of(workspace, device)
-    assert isinstance(evaluator, TrainedEvaluator)
-    sound = evaluator.weights
-    if architecture["layers"][0]["expansion"] == "1":
-        evaluator.weights = {name: weight * torch.nan for name, weight in sound.items()}
-    try:
-        runner.evaluate_trial(config, workspace, device, rungs)
-    finally:
-        evaluator.weights = sound
-
-
-@pytest.mark.slow
-@pytest.mark.trust
-@pytest.mark.usefixtures("ray_without_tokens")
-@pytest.mark.parametrize(
-    ("evaluate", "reason"),
-    [
-        (hanging, "timeout: not finished after 5 seconds"),
-        (raising, "error: ZeroDivisionError: nothing to divide by"),
-        (not_a_number, "diverged: "),
-    ],
-    ids=["hangs", "raises an error", "has losses that are not finite"],
-)
-def test_a_candidate_that_does_not_end_well(
-    evaluate: Evaluate,
-    reason: str,
-    tiny_study: TinyStudy,
-    workspace: Workspace,
-    study: optuna.Study,
-    cases: Callable[..., Cases],
-) -> None:
-    """A candidate that does not end well: its trial fails with the reason, and the next one succeeds."""
-    counts = cases(sample=1, full=1)
-    workspace = replace(workspace, config=workspace.config.model_copy(update={"trial_timeout": 5.0}))
-    first = plan(tiny_study.config, workspace, "1", None, ())
-    largest, other, *_ = first.baselines
-    assert largest[0].ffns[0].expansion == 1 != other[0].ffns[0].expansion
-    ledger.enqueue_missing(study, first.space, [largest, other])
-    run_waiting(study, first.space, workspace, evaluate)
-    failed, finished = study.trials
-    assert failed.state == TrialState.FAIL and failed.user_attrs[ledger.FAILURE].startswith(reason)
-    assert ledger.ATTEMPT not in failed.user_attrs
-    assert finished.state == TrialState.COMPLETE
-    counts["failed with its reason"] += 1
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_without_tokens")
-@pytest.mark.parametrize("evaluate", [too_large, greedy])
 def test_a_candidate_without_memory_fails_at_once(
-    evaluate: Evaluate,
     tiny_study: TinyStudy,
     workspace: Workspace,
     study: optuna.Study,
@@ -271,7 +168,9 @@ def test_a_candidate_without_memory_fails_at_once(
     monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - memory.available / memory.total + 0.08:.3f}")
     first = plan(tiny_study.config, workspace, "1", None, ())
     ledger.enqueue_missing(study, first.space, first.baselines[:1])
-    seen = run_waiting(study, first.space, workspace, evaluate)
+    local, seen = Cluster(workers=1, device="cpu"), list[int]()
+    with ray_session(local):
+        run(study, first.space, workspace, local, evaluate=greedy, on_trial=lambda study, number: seen.append(number))
     assert [trial.state for trial in study.trials] == [TrialState.FAIL]
     assert study.trials[0].user_attrs[ledger.FAILURE].startswith("out of memory: ")
     assert ledger.ATTEMPT not in study.trials[0].user_attrs
