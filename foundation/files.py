@@ -73,21 +73,21 @@ def _check_owner(folder: Path) -> None:
         CacheError: somebody else can, or it is no folder.
     """
     try:
-        found = folder.stat()
+        status = folder.stat()
     except FileNotFoundError:
         return
     except OSError as error:
         raise CacheError(f"the cache {folder}: {(error.strerror or 'cannot be read').lower()}") from None
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise CacheError(f"the cache {folder} is not a folder: set FFN_NAS_CACHE to one")
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         raise CacheError(
             f"the cache {folder} can be written by everybody, and weights are loaded from there: chmod o-w {folder}, "
             "or set FFN_NAS_CACHE to a folder of your own"
         )
     user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
-    shared = found.st_gid in groups and found.st_mode & stat.S_IWGRP
-    if user and found.st_uid not in (0, user) and not shared:
+    shared = status.st_gid in groups and status.st_mode & stat.S_IWGRP
+    if user and status.st_uid not in (0, user) and not shared:
         raise CacheError(
             f"the cache {folder} belongs to another user, who can change what is loaded from there: set FFN_NAS_CACHE "
             "to a folder of your own, or to one that is shared with your group"
@@ -290,7 +290,7 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def fingerprint(*parts: object) -> str:
-    """A short hash of JSON-serialisable values; a `Path` stands for the contents of its file."""
+    """A short hash of JSON-serializable values; a `Path` stands for the contents of its file."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Path):

@@ -1,4 +1,4 @@
-"""Records Ctrl-C, because Python drops a KeyboardInterrupt that is raised in a finaliser or a callback from C code."""
+"""Records Ctrl-C, because Python drops a KeyboardInterrupt that is raised in a finalizer or a callback from C code."""
 
 import atexit
 import contextlib

@@ -198,8 +198,8 @@ def _make_one_shot(
     supernet = OneShotSupernet(model, heads, space.genes["experts"], frequencies, problem_types(tasks), config.seed)
     learned = projections(study.supernet)
     for table, names in (("one_shot_pretrain", [config.task]), ("one_shot", config.tasks)):
-        found = {name: training_phase(config, table, tasks[name]) for name in names}
-        if phases := {name: phase for name, phase in found.items() if phase}:
+        of_tasks = {name: training_phase(config, table, tasks[name]) for name in names}
+        if phases := {name: phase for name, phase in of_tasks.items() if phase}:
             with refusing_divergence(table):
                 learned |= _train(context, workspace, supernet, space, phases, teachers, learned, state / table)
     folder.mkdir()

@@ -103,11 +103,11 @@ def training_phases(config: StudyConfig, names: tuple[str, ...], folders: TaskFo
     return tuple(phase for phase in phases if phase)
 
 
-def portion(rows: Encoded, share: float, seed: int) -> Encoded:
-    """A random share of the rows, in their original order."""
-    if share == 1:
+def portion(rows: Encoded, fraction: float, seed: int) -> Encoded:
+    """A random fraction of the rows, in their original order."""
+    if fraction == 1:
         return rows
-    chosen = np.random.default_rng([seed, 2]).permutation(len(rows))[: math.ceil(share * len(rows))]
+    chosen = np.random.default_rng([seed, 2]).permutation(len(rows))[: math.ceil(fraction * len(rows))]
     return take(rows, np.sort(chosen))
 
 

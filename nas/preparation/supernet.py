@@ -49,7 +49,7 @@ from supernet.order.moments import sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs, by_importance
 from supernet.warmup import warm_up
 
-# The statistics of layer outputs, by which the upper blocks of a stack are initialised, are over this many batches.
+# The statistics of layer outputs, by which the upper blocks of a stack are initialized, are over this many batches.
 STATISTICS_BATCHES = 8
 
 

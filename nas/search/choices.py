@@ -10,7 +10,7 @@ from nas.config.load import preset_text, presets
 SAMPLERS = {
     "lanas": "a tree of classifiers, learned from the scores, tells good regions from bad ones (the default)",
     "lanas-published": "LaNAS as published: regressions of the score split the space; draws from the best region",
-    "evolution": "regularised evolution: mutates the best of a random few, and forgets the oldest",
+    "evolution": "regularized evolution: mutates the best of a random few, and forgets the oldest",
     "local": "local search: changes one gene of the best architecture at a time, with restarts",
     "random": "draws uniformly from the architectures within the budget",
     "tpe": "Optuna's tree-structured Parzen estimator, over the sizes",

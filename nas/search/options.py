@@ -248,7 +248,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
             raise ConfigError(f"{option}: {error}") from None
     if options.keep is not None:
         result["keep.fraction"] = Given("--keep", options.keep)
-        result["keep.cost"] = Given("--goals", cost_to_minimise(options.goals))
+        result["keep.cost"] = Given("--goals", cost_to_minimize(options.goals))
     sampler = options.sampler
     two_goals = options.keep is None and options.goals not in (None, "score")
     if sampler is None and two_goals:
@@ -263,7 +263,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
     return {place: given for place, given in result.items() if given.value is not None}
 
 
-def cost_to_minimise(goals: str | None) -> str | None:
+def cost_to_minimize(goals: str | None) -> str | None:
     """The cost of the option --goals beside --keep: "latency" in "score,latency"; None if there is none.
 
     Raises:

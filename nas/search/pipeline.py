@@ -129,8 +129,8 @@ class Search:
         file = self.folder.budget
         if not file.exists():
             return self.with_budget(None, 1.0)
-        found = read_json(file)
-        return self.with_budget(found["maximum"], found["slack"])
+        budget = read_json(file)
+        return self.with_budget(budget["maximum"], budget["slack"])
 
     def with_budget(self, maximum: int | None, slack: float) -> StudyConfig:
         """The configuration with a budget in place of `keep`, see `nas.planning.keep.with_budget`."""
@@ -263,14 +263,14 @@ class Search:
         return confirmations(study, [function_key(architecture) for architecture, _ in wanted], seeds)
 
     def find_budget(self, widest: Plan) -> None:
-        """Find the smallest budget within which the best baseline keeps the share of the teacher's score, by bisection
-        over a ladder of budgets, and write it to the study's folder.
+        """Find the smallest budget within which the best baseline keeps the fraction of the teacher's score, by
+        bisection over a ladder of budgets, and write it to the study's folder.
 
         Args:
             widest: a plan whose only bound is the base model.
 
         Raises:
-            ConfigError: not even the base model keeps the share.
+            ConfigError: not even the base model keeps it.
         """
         goal = self.given.keep
         assert goal is not None
@@ -289,18 +289,18 @@ class Search:
             architecture = best.get(ALLOCATED[0], best[GLOBAL])
             described = COSTS[goal.cost](budgets[step])
             (confirmed,) = self.confirm(BUDGET, widest.space, [(architecture, described)], seeds).values()
-            found = keep.fraction_kept(metric, self._teacher_rows, confirmed, goal.fraction)
-            self.progress.say(f"{described}: keeps {found or 'nothing, as no training succeeded'}")
-            tried.append({"maximum": budgets[step]} | (found.to_json() if found else {}))
-            return found is not None and found.fraction >= goal.fraction
+            kept = keep.fraction_kept(metric, self._teacher_rows, confirmed, goal.fraction)
+            self.progress.say(f"{described}: keeps {kept or 'nothing, as no training succeeded'}")
+            tried.append({"maximum": budgets[step]} | (kept.to_json() if kept else {}))
+            return kept is not None and kept.fraction >= goal.fraction
 
         last = keep.last_passing(len(budgets), passes)
         if last is None:
             raise ConfigError(
                 f"keep: not even the largest student keeps {goal.fraction:.1%} of the teacher's score; ask for less"
             )
-        found = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
-        write_text(self.folder.budget, json.dumps(found, indent=2) + "\n")
+        budget = {"cost": goal.cost, "maximum": budgets[last], "slack": self._slack(budgets[last]), "tried": tried}
+        write_text(self.folder.budget, json.dumps(budget, indent=2) + "\n")
         self.progress.say(f"budget: {COSTS[goal.cost](budgets[last])}")
 
     def _first_stage(self, maximum: int, slack: float) -> Plan:
@@ -331,7 +331,7 @@ class Search:
             bounded = limits_of(
                 self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.device, self.progress.update
             )
-            limit = next(found for found in bounded if found.name == name)
+            limit = next(each for each in bounded if each.name == name)
         whole = base_model(self.given, space.base, space.graph)
         none = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
         smallest = limit.fixed + sum(
@@ -357,17 +357,17 @@ class Search:
         evaluator = TrainedEvaluator(self.workspace, self.device)
         return evaluator.contributions(evaluator.teacher())
 
-    def _add_kept(self, best: dict[str, Any], confirmed: Confirmed, share: float) -> None:
+    def _add_kept(self, best: dict[str, Any], confirmed: Confirmed, fraction: float) -> None:
         """Add to every finalist what it keeps of the teacher's score, and say it of the winner."""
         metric = self.workspace.folders.task.score_metric
         for row in best["finalists"]:
             of_seeds = confirmed[function_key(Architecture.from_json(row["architecture"]))]
-            found = keep.fraction_kept(metric, self._teacher_rows, of_seeds, share)
-            row["kept"] = found and found.to_json()
-            if found and row["trial"] == best["winner"]["trial"]:
+            kept = keep.fraction_kept(metric, self._teacher_rows, of_seeds, fraction)
+            row["kept"] = kept and kept.to_json()
+            if kept and row["trial"] == best["winner"]["trial"]:
                 best["winner"]["kept"] = row["kept"]
-                sure = f"at least {share:.1%} with confidence {found.confidence:.0%}"
-                self.progress.say(f"winner: keeps {found} of the teacher's score, {sure}")
+                sure = f"at least {fraction:.1%} with confidence {kept.confidence:.0%}"
+                self.progress.say(f"winner: keeps {kept} of the teacher's score, {sure}")
 
     def _measure(self, best: dict[str, Any]) -> None:
         """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole

@@ -25,7 +25,7 @@ from nas.config.schema import ConfigError
 
 # Settings of Ray and Ray Tune, unless the environment sets them: write no files per trial; raise KeyboardInterrupt on
 # Ctrl-C; take no snapshots; run workers in the driver's working directory, as teachers may have relative paths; use the
-# next version's behaviour for actors without a GPU, and the old output, so that Ray prints nothing about either.
+# next version's behavior for actors without a GPU, and the old output, so that Ray prints nothing about either.
 SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -181,12 +181,12 @@ def cpus_per_trial(workers: int) -> int:
     least 1.
     """
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-    shares = range(1, max(nodes) + 1)
-    return max((share for share in shares if sum(node // share for node in nodes) >= workers), default=1)
+    counts = range(1, max(nodes) + 1)
+    return max((count for count in counts if sum(node // count for node in nodes) >= workers), default=1)
 
 
 def gpus_per_trial(workers: int) -> float:
-    """The share of a GPU that each of `workers` simultaneous trials gets: a whole one, or an equal part of one; 0 if
+    """The fraction of a GPU that each of `workers` simultaneous trials gets: a whole one, or an equal part of one; 0 if
     the cluster has no GPU.
     """
     gpus = int(ray.cluster_resources().get("GPU", 0))

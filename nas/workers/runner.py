@@ -198,7 +198,14 @@ def attributes_of(score: Score, keep_rows: bool = False) -> dict[str, Any]:
     return {"standard_error": score.standard_error, **parts, **loads, **rows}
 
 
-class Proposals(Searcher):
+class Component:
+    """A component of Ray Tune, which pickles it for a restore that is never used."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class Proposals(Component, Searcher):
     """The searcher of Ray Tune: asks the study for the next trial whenever Ray has room for one."""
 
     def __init__(
@@ -247,12 +254,8 @@ class Proposals(Searcher):
     def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
         """Do nothing: the study has everything that would be saved."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Empty: Ray Tune pickles its components for a restore that is never used."""
-        return {}
 
-
-class Rungs(FIFOScheduler):
+class Rungs(Component, FIFOScheduler):
     """The scheduler of Ray Tune: records every intermediate value in the study and prunes the lowest ones. This is
     asynchronous successive halving, like Ray's ASHA, but it depends on the study alone, so that a resumed search prunes
     what an uninterrupted one would have pruned.
@@ -263,10 +266,6 @@ class Rungs(FIFOScheduler):
         self.study = study
         self.stop = stop
         self.on_trial = on_trial
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Empty, as for `Proposals`."""
-        return {}
 
     @interrupt.deferred()
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict) -> str:
@@ -284,7 +283,7 @@ class Rungs(FIFOScheduler):
         return TrialScheduler.STOP
 
 
-class Recorder(tune.Callback):
+class Recorder(Component, tune.Callback):
     """The callback of Ray Tune: records in the study the trials that complete, fail or lose their worker.
 
     Args:
@@ -298,10 +297,6 @@ class Recorder(tune.Callback):
         self.timeout = timeout
         # When Tune's trials began, and how many processes the kernel had killed by then.
         self.started: dict[str, tuple[float, int]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Empty, as for `Proposals`."""
-        return {}
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self.started[trial.trial_id] = time.monotonic(), kernel_kills()

@@ -96,41 +96,6 @@ def test_keep_respects_who_was_faster_by_less(tmp_path: Path, monkeypatch: pytes
         write_atomically(path, lambda draft: draft.mkdir())
 
 
-WRITER = """
-import sys, time
-from pathlib import Path
-from foundation.checksums import create_once
-
-def write(draft):
-    draft.mkdir()
-    (draft / "part").write_text("half")
-    print(flush=True)
-    time.sleep(600)
-
-create_once(Path(sys.argv[1]), write)
-"""
-
-
-def test_the_next_file_of_a_folder_removes_the_drafts_of_killed_writers(tmp_path: Path) -> None:
-    def writing(name: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, tmp_path / name], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process
-
-    with writing("killed") as killed, writing("alive") as alive:
-        killed.kill()
-        killed.wait()
-        drafts = {next(draft.glob("[!.]*")).name: draft for draft in tmp_path.iterdir()}
-        assert set(drafts) == {"killed", "alive"}
-        write_text(tmp_path / "next", "whole")
-        assert set(tmp_path.iterdir()) == {drafts["alive"], tmp_path / "next"}
-        assert (drafts["alive"] / "alive" / "part").read_text() == "half"
-        alive.kill()
-
-
 HOLDER = """
 import sys, time
 from pathlib import Path

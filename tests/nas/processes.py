@@ -1,10 +1,8 @@
 """The processes of a search, for tests that pause or kill them."""
 
 import contextlib
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -38,15 +36,6 @@ def still_running(processes: Iterable[psutil.Process], timeout: float) -> list[p
     """The processes that are still there after so many seconds, without those that only wait to be reaped."""
     _, left = psutil.wait_procs(processes, timeout=timeout)
     return [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-
-
-@contextlib.contextmanager
-def paused(process: subprocess.Popen[str]) -> Iterator[None]:
-    process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGCONT)
 
 
 def pause_both_workers(running: Callable[[], int], *above: int) -> bool:

@@ -14,7 +14,7 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.final.command import main as train_final
 from nas.preparation.prepare import prepare
 from nas.study import ledger
-from nas.study.attributes import EXPERT_LOAD, attribute
+from nas.study.attributes import EXPERT_LOAD, attribute, score_attribute
 from search_spaces import DENSE, Architecture, Experts, cost
 from tests.nas.tiny_study import TinyStudy, trials_of
 
@@ -71,10 +71,19 @@ def test_stage_2_varies_graphs_alone_and_stage_3_sizes_alone(studied: Path) -> N
         ("3", lambda layer: layer.ffn.graph),
     ):
         start = Architecture.load(studied / f"stage-{stage}" / "start.json")
+        before = json.loads((studied / f"stage-{int(stage) - 1}" / "best.json").read_text())
+        assert start.to_json() == before["winner"]["architecture"]
         architectures = {ledger.architecture_of(trial) for trial in trials_of(studied, f"stage-{stage}")}
         assert len(architectures) > 2
         for architecture in architectures:
             assert list(map(kept, architecture.layers)) == list(map(kept, start.layers))
+
+
+def test_stage_3_trains_none_and_scores_all_tasks(studied: Path, tiny_study: TinyStudy) -> None:
+    for trial in trials_of(studied, "stage-3"):
+        assert trial.intermediate_values == {}
+        parts = [trial.user_attrs[score_attribute(task)] for task in tiny_study.config.tasks]
+        assert trial.values == pytest.approx([sum(parts) / 2])
 
 
 def test_a_mixture_is_trained_and_exported(

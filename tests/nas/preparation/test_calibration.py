@@ -13,7 +13,7 @@ from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import IMPORTANCE, Compensation, Workspace
-from search_spaces import FFN, Architecture, Experts
+from search_spaces import Architecture, Experts
 from search_spaces.operations import UNARY
 from supernet.build import build
 from supernet.compensation.calibration import Calibration, calibrate
@@ -107,18 +107,6 @@ def test_candidates_are_compensated(experts: Experts | None, tiny_study: TinyStu
         assert torch.equal(tensor, sliced[name]) != changed, name
     score = evaluator.evaluate(architecture, seed=0)
     assert 0 <= score.value <= 1
-
-
-def test_candidates_without_an_ffn_are_compensated_in_their_attention(tiny_study: TinyStudy) -> None:
-    workspace = prepared(tiny_study, **COMPENSATED)
-    evaluator = TrainedEvaluator(workspace, "cpu")
-    architecture = Architecture.of_ffns(workspace.base()[0], (FFN(stack=0), quarter(workspace).ffns[1]))
-    sliced = inherit(evaluator.weights, architecture, evaluator.frequencies, 0)
-    for name, tensor in evaluator.student(architecture).state_dict().items():
-        changed = ".layer.0.attention.output.LayerNorm." in name or ".project." in name
-        assert torch.equal(tensor, sliced[name]) != changed, name
-    for one in (architecture, Architecture.uniform(architecture.base, stack=0)):
-        assert 0 <= evaluator.evaluate(one, seed=0).value <= 1
 
 
 # Sums have another order if one supernet was made by a search, on one thread, and the other one here, on several.

@@ -1,10 +1,7 @@
-"""Interrupted searches, lost workers, and exhausted spaces."""
+"""Failures of trials, lost workers, pruning, and exhausted spaces."""
 
-import contextlib
 import errno
-import os
 import random
-import signal
 import time
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,7 +13,7 @@ import optuna
 import psutil
 import pytest
 import torch
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from ray import tune
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
@@ -33,23 +30,7 @@ from nas.workers.failures import is_out_of_memory
 from nas.workers.runner import MAX_DUPLICATES, Proposals, Recorder, Rungs, run
 from search_spaces import Architecture
 from search_spaces.spaces import SIZES
-from tests.nas.processes import family, pause_both_workers, paused, workers
-from tests.nas.tiny_study import TIMEOUT, TinyStudy, states, trials_of, wait
-
-TRIALS = 30
-
-
-def expected(tiny_study: TinyStudy, workspace: Workspace) -> list[Architecture]:
-    """What an uninterrupted stage 1 evaluates: the baselines within the budget, then the sampler's proposals."""
-    first = plan(tiny_study.config, workspace, "1", None, ())
-    study = optuna.create_study(direction="maximize", sampler=SAMPLERS["random"](first.space, tiny_study.config.seed))
-    ledger.enqueue_missing(study, first.space, first.baselines)
-    found: list[Architecture] = []
-    while len(found) < TRIALS:
-        trial, architecture = ledger.ask(study, first.space, "random")
-        if not ledger.resolve_duplicate(study, trial.number):
-            found.append(architecture)
-    return found[len(first.references) :]
+from tests.nas.tiny_study import TIMEOUT, TinyStudy
 
 
 @dataclass(frozen=True)
@@ -290,73 +271,3 @@ def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
     assert len(study.trials) == 2 + MAX_DUPLICATES
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_a_search_survives_everything(
-    searched: Path, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
-) -> None:
-    """A second process tries to run the study; Ctrl-C, a lost worker and a killed driver interrupt it; it is resumed
-    each time.
-    """
-    folder = tmp_path / "results" / "tiny"
-    preset = tiny_study.variant(tmp_path / "tiny.toml", ("confirm_seeds = 2", "confirm_seeds = 0"))
-    command = tiny_study.search(tmp_path / "results", "--trials", TRIALS, preset=preset)
-
-    with tiny_study.running(*command) as process:
-        wait(process, lambda: states(folder)["RUNNING"] >= 1)
-        with paused(process):  # or it might be done before the second process has started
-            refused = tiny_study.run(*command, "--resume")
-        assert refused.returncode == 2
-        assert refused.stderr.startswith(f"nas.search: study {folder} is already being run by process ")
-        assert refused.stderr.count("\n") == 1
-        wait(process, lambda: states(folder)["COMPLETE"] > 2)
-        os.killpg(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert error == "nas.search: interrupted; the same command with --resume continues it\n"
-    first = trials_of(folder)
-    assert len(ended(first)) < TRIALS
-    assert not any(trial.state == TrialState.RUNNING and ledger.DUPLICATE_OF not in trial.user_attrs for trial in first)
-
-    with tiny_study.running(*command, "--resume") as process:
-        wait(process, lambda: states(folder)["COMPLETE"] > len(ended(first)))
-        # One worker is killed. The other one stays paused, so that the search cannot end before it is killed, too.
-        wait(process, lambda: pause_both_workers(lambda: states(folder)["RUNNING"], process.pid))
-        workers(family(process.pid))[0].kill()
-        wait(process, lambda: any(ledger.ATTEMPT in trial.user_attrs for trial in trials_of(folder)))
-        done = states(folder)["COMPLETE"]
-        wait(process, lambda: states(folder)["COMPLETE"] > done)
-        left = workers(family(process.pid))
-        process.kill()
-        for worker in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                worker.resume()
-        process.communicate(timeout=120)
-    second = trials_of(folder)
-    assert len(ended(second)) < TRIALS
-
-    result = tiny_study.run(*command, "--resume")
-    assert result.returncode == 0, result.stderr
-    trials = trials_of(folder)
-    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
-    assert [trial.user_attrs[ledger.ATTEMPT] for trial in trials if ledger.ATTEMPT in trial.user_attrs] == [2]
-    # The same trials as an unkilled run, none lost and none twice.
-    evaluated = [trial for trial in trials if ledger.DUPLICATE_OF not in trial.user_attrs]
-    assert [ledger.architecture_of(trial) for trial in evaluated] == expected(tiny_study, workspace)
-    # What had ended stayed as it was.
-    for earlier in (first, second):
-        for trial in ended(earlier):
-            assert trials[trial.number] == trial
-    # And an architecture's score does not depend on when it ran.
-    scores = {ledger.architecture_of(trial): trial.value for trial in trials_of(searched)}
-    again = {ledger.architecture_of(trial): trial.value for trial in trials}
-    shared = scores.keys() & again.keys()
-    assert len(shared) >= 5
-    assert {architecture: scores[architecture] for architecture in shared} == {
-        architecture: again[architecture] for architecture in shared
-    }
-
-
-def ended(trials: list[FrozenTrial]) -> list[FrozenTrial]:
-    return [trial for trial in trials if trial.state.is_finished()]
