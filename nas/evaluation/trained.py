@@ -18,11 +18,11 @@ from distill.tasks.encoding import Encoded
 from distill.training.distillation import Distilled, SavedOutputs, distil
 from distill.training.evaluation import Load, evaluate_rows, expert_load, split_batches
 from distill.training.loop import make_accelerator
-from distill.training.teacher import load_model, load_tokenizer
+from distill.training.teacher import load_tokenizer
 from distill.training.teacher_outputs import SavedTeacher
 from nas.evaluation.score import INTERMEDIATE_ROWS, Score
 from nas.preparation.phases import CANDIDATE, TrainingPhase, training_phases
-from nas.preparation.workspace import Workspace, projections, raw_teacher
+from nas.preparation.workspace import Workspace, load_teacher, projections
 from search_spaces.architecture import Architecture
 from supernet.build import build
 from supernet.compensation.calibration import Calibration
@@ -185,9 +185,7 @@ class TrainedEvaluator:
 
     def teacher(self, before_finetuning: bool = False) -> PreTrainedModel:
         """A new copy of the teacher: fine-tuned on the task, or with `before_finetuning` the raw one."""
-        if before_finetuning:
-            return raw_teacher(self.config, self.task)
-        return load_model(str(self.workspace.folders.teacher), self.task.labels, self.task.kind)
+        return load_teacher(self.config, self.workspace.folders, before_finetuning)
 
     def _live_teacher(self, before_finetuning: bool) -> PreTrainedModel:
         """The teacher that runs in every training step, loaded once."""

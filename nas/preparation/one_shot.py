@@ -15,7 +15,6 @@ from distill.encoders.parts import output_layer
 from distill.tasks.encoding import training_batches
 from distill.training.checkpoint import Checkpoint
 from distill.training.progress import ProgressCallback, ignore_progress
-from distill.training.teacher import load_model
 from distill.training.teacher_outputs import LiveTeacher
 from foundation.files import fingerprint
 from nas.config.schema import StudyConfig
@@ -27,7 +26,7 @@ from nas.preparation.phases import TrainingPhase, has_raw_teacher, refusing_dive
 from nas.preparation.supernet import is_independent_of_task, supernet_entries, supernet_path
 from nas.preparation.teacher import prepare_task
 from nas.preparation.text import prepare_texts
-from nas.preparation.workspace import OneShotWorkspace, Workspace, objectives, projections, raw_teacher
+from nas.preparation.workspace import OneShotWorkspace, Workspace, load_teacher, objectives, projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph
@@ -185,10 +184,7 @@ def _make_one_shot(
     model = build(stored, workspace.tasks[0].task.type, template=AutoConfig.from_pretrained(study.supernet))
     model.load_state_dict(inherit(load_file(study.supernet / "model.safetensors"), stored, seed=config.seed))
     set_dropout(model, config.dropout)
-    teachers = {
-        name: load_model(str(folders.teacher), folders.task.labels, folders.task.kind)
-        for name, folders in tasks.items()
-    }
+    teachers = {name: load_teacher(config, folders) for name, folders in tasks.items()}
     trained_head = None if is_independent_of_task(config) else config.task
     heads = {
         name: new_head(model, teacher, name == trained_head, config.seed + number)
@@ -235,7 +231,7 @@ def _train(
     fixed, drawn = architectures_of_a_step(config, space)
     turns = turns_of(config, phases)
     taught_by = {
-        name: raw_teacher(config, workspace.by_task[name].task) if phase.raw_teacher else teachers[name]
+        name: load_teacher(config, workspace.by_task[name], raw=True) if phase.raw_teacher else teachers[name]
         for name, phase in phases.items()
     }
     first_phase, *_ = phases.values()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from distill.objectives.outputs import Batch, run
 from distill.tasks.encoding import Encoded, single_rows
@@ -35,7 +35,7 @@ from nas.preparation.phases import (
     training_phase,
 )
 from nas.preparation.text import corpora_of, text_folder
-from nas.preparation.workspace import IMPORTANCE, PROJECTIONS, objectives, raw_teacher, student_base
+from nas.preparation.workspace import IMPORTANCE, PROJECTIONS, load_teacher, objectives, student_base
 from nas.preparation.workspace import projections as learned_projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -161,7 +161,8 @@ def _add_head(context: PreparationContext, folders: TaskFolders, encoder: Path, 
     """
     config = context.config
     torch.manual_seed(config.seed)
-    supernet = _built(config, folders, AutoConfig.from_pretrained(folders.teacher))
+    template = AutoConfig.from_pretrained(folders.teacher)
+    supernet = build(largest(config), folders.task.type, template=template)
     set_dropout(supernet, config.dropout)
     weights, prefix = load_file(encoder / "model.safetensors"), f"{supernet.base_model_prefix}."
     own = supernet.state_dict()
@@ -214,7 +215,7 @@ def _cut(
     teacher = AutoConfig.from_pretrained(folders.teacher)
     wide, _ = student_base(config.cut_from, teacher)
     torch.manual_seed(config.seed)
-    supernet = _built(config, folders, AutoConfig.from_pretrained(source))
+    supernet = build(largest(config), folders.task.type, template=AutoConfig.from_pretrained(source))
     weights = load_file(source / "model.safetensors")
     supernet.load_state_dict(cut(weights, wide, base, supernet.state_dict()))
     if phase is None:
@@ -227,30 +228,21 @@ def _cut(
 
 def load_supernet(config: StudyConfig, folders: TaskFolders, supernet: Path) -> PreTrainedModel:
     """The warmed-up supernet in this folder."""
-    return _built(config, folders, AutoConfig.from_pretrained(supernet), load_file(supernet / "model.safetensors"))
-
-
-def _built(
-    config: StudyConfig, folders: TaskFolders, template: PretrainedConfig, weights: dict[str, Tensor] | None = None
-) -> PreTrainedModel:
-    """A supernet with these weights, or with random ones."""
-    base, graph = student_base(config, AutoConfig.from_pretrained(folders.teacher))
-    architecture = Architecture.uniform(base, graph, max(config.space.stacks))
-    return build(architecture, folders.task.type, template=template, weights=weights)
+    template, weights = AutoConfig.from_pretrained(supernet), load_file(supernet / "model.safetensors")
+    return build(largest(config), folders.task.type, template=template, weights=weights)
 
 
 def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) -> PreTrainedModel:
     """A supernet at its starting point: a copy of the teacher or of another checkpoint, or random weights."""
     config, task = context.config, folders.task
-    stack = max(config.space.stacks)
     torch.manual_seed(config.seed)  # for the head, which another checkpoint may lack
     if not isinstance(config.base, str):
-        template = AutoConfig.from_pretrained(folders.teacher)
-        return build(Architecture.uniform(base, stack=stack), task.type, template=template)
+        return build(largest(config), task.type, template=AutoConfig.from_pretrained(folders.teacher))
     source = str(folders.teacher) if config.base == "teacher" else config.base
     model = load_model(source, task.labels, task.kind)
     batches = context.batches(folders.rows("train"), config.warmup.batch_size, STATISTICS_BATCHES, config.seed)
-    return from_teacher(model.eval(), stack, layer_output_statistics(model, list(batches)), base.mismatch)
+    statistics = layer_output_statistics(model, list(batches))
+    return from_teacher(model.eval(), max(config.space.stacks), statistics, base.mismatch)
 
 
 def _warm_up(
@@ -329,16 +321,10 @@ def order_inputs(
 
 
 def live_teacher(
-    context: PreparationContext, folders: TaskFolders, needs: frozenset[str], before_finetuning: bool = False
+    context: PreparationContext, folders: TaskFolders, needs: frozenset[str], raw: bool = False
 ) -> LiveTeacher:
-    """A teacher that runs in every step: fine-tuned on the task, or with `before_finetuning` the raw one."""
-    task = folders.task
-    model = (
-        raw_teacher(context.config, task)
-        if before_finetuning
-        else load_model(str(folders.teacher), task.labels, task.kind)
-    )
-    return LiveTeacher(model, needs, context.accelerator)
+    """A teacher that runs in every step: fine-tuned on the task, or the raw one."""
+    return LiveTeacher(load_teacher(context.config, folders, raw), needs, context.accelerator)
 
 
 def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[], list[FFNGraph]] | None:

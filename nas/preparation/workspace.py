@@ -12,7 +12,6 @@ from transformers import AutoConfig, PreTrainedModel
 from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES, Objective, Settings
 from distill.tasks.encoding import Encoded, token_frequencies
-from distill.tasks.task import Task
 from distill.training.distillation import phase_recipes
 from distill.training.recipe import Recipe
 from distill.training.teacher import load_config, load_model
@@ -201,6 +200,7 @@ def projections(supernet: Path) -> dict[str, Tensor]:
     return load_file(file) if file.exists() else {}
 
 
-def raw_teacher(config: StudyConfig, task: Task) -> PreTrainedModel:
-    """The raw teacher, before fine-tuning; its head is untrained."""
-    return load_model(config.teacher, task.labels, task.kind)
+def load_teacher(config: StudyConfig, folders: TaskFolders, raw: bool = False) -> PreTrainedModel:
+    """The teacher that is fine-tuned on the task of these folders, or the raw one, whose head is untrained."""
+    task = folders.task
+    return load_model(config.teacher if raw else str(folders.teacher), task.labels, task.kind)
