@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,7 +26,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from distill.tasks.corpora import Corpus, installation_key, save_corpus
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
+from nas.preparation.workspace import Workspace
 from nas.study.storage import sqlite_url
+from search_spaces import Architecture
 
 PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = ("python", "numpy", "torch")
@@ -241,6 +244,12 @@ def finished(tiny_study: TinyStudy) -> Path:
             assert "5/5" in result.stdout
             assert f"next: ffn-train-final {out / 's' / 'architecture.json'}" in result.stdout
     return out / "s"
+
+
+def uniform(workspace: Workspace, expansion: str = "1/2") -> Architecture:
+    """The slice of the base model with this expansion in all layers."""
+    base, graph = workspace.base()
+    return Architecture.uniform(base, graph=graph, expansion=Fraction(expansion))
 
 
 def trials_of(folder: Path, study: str = "stage-1") -> list[FrozenTrial]:

@@ -18,16 +18,11 @@ from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.workers.runner import evaluator_of
 from search_spaces import Architecture
-from tests.nas.tiny_study import TinyStudy
-
-
-def half(workspace: Workspace) -> Architecture:
-    base, graph = workspace.base()
-    return Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
+from tests.nas.tiny_study import TinyStudy, uniform
 
 
 def test_a_score_is_decided_by_architecture_and_seed(workspace: Workspace) -> None:
-    architecture = half(workspace)
+    architecture = uniform(workspace)
     reports: list[tuple[int, float]] = []
     first = TrainedEvaluator(workspace, "cpu").evaluate(
         architecture, 0, (Fraction(1, 2),), lambda step, score: reports.append((step, score))
@@ -61,7 +56,7 @@ def test_candidates_without_training_are_scored_as_they_inherit(tiny_study: Tiny
 def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
     shared = TrainedEvaluator(workspace, "cpu")
     before = {name: tensor.clone() for name, tensor in shared.weights.items()}
-    shared.evaluate(half(workspace), 0)
+    shared.evaluate(uniform(workspace), 0)
     assert all(torch.equal(tensor, shared.weights[name]) for name, tensor in before.items())
 
 
@@ -84,7 +79,7 @@ def test_broken_weights_are_no_score(workspace: Workspace, tmp_path: Path) -> No
     save_file(weights, path)
     broken = TrainedEvaluator(replace(workspace, supernet=tmp_path / "supernet"), "cpu")
     with pytest.raises(Diverged, match="not finite"):
-        broken.evaluate(half(workspace), 0)
+        broken.evaluate(uniform(workspace), 0)
 
 
 def test_a_process_loads_its_evaluator_once(tiny_study: TinyStudy, workspace: Workspace) -> None:

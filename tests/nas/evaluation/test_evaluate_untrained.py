@@ -1,7 +1,6 @@
 """The score of inherited weights, on one task and on several."""
 
 import json
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from nas.preparation.untrained import prepare_untrained
 from nas.study import ledger
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture
-from tests.nas.tiny_study import TinyStudy, trials_of
+from tests.nas.tiny_study import TinyStudy, trials_of, uniform
 from tests.tiny import inputs
 
 SUPERNET = """\
@@ -44,8 +43,7 @@ def preset(tiny_study: TinyStudy, tmp_path: Path) -> Path:
 
 def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: TinyStudy) -> None:
     workspace = prepare(load_config(str(preset)), "cpu")
-    base, graph = workspace.base()
-    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
+    architecture = uniform(workspace, "1/4")
     evaluator = TrainedEvaluator(workspace, "cpu")
     expected = evaluator.score(evaluator.student(architecture))
 
@@ -72,8 +70,7 @@ def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: Ti
 def test_candidates_are_compared_by_their_fidelity(preset: Path) -> None:
     config = load_config(str(preset), {"stage1.score": "fidelity", "stage1.rows": 40})
     workspace = prepare(config, "cpu")
-    base, graph = workspace.base()
-    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
+    architecture = uniform(workspace, "1/4")
     score = UntrainedEvaluator(prepare_untrained(workspace, config.stage1, device="cpu"), "cpu").evaluate(architecture)
 
     evaluator = TrainedEvaluator(workspace, "cpu")

@@ -19,7 +19,7 @@ from supernet.build import build
 from supernet.compensation.calibration import Calibration, calibrate
 from supernet.compensation.ridge import CompensationError
 from supernet.inherit import inherit
-from tests.nas.tiny_study import TinyStudy
+from tests.nas.tiny_study import TinyStudy, uniform
 
 COMPENSATED = {
     "supernet.order": "reconstruction",
@@ -38,11 +38,10 @@ def files_of(workspace: Workspace) -> Compensation:
 
 
 def quarter(workspace: Workspace, experts: Experts | None = None) -> Architecture:
-    base, graph = workspace.base()
-    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4))
+    architecture = uniform(workspace, "1/4")
     if experts is None:
         return architecture
-    return Architecture.of_ffns(base, tuple(replace(genes, experts=experts) for genes in architecture.ffns))
+    return architecture.with_ffns(replace(ffn, experts=experts) for ffn in architecture.ffns)
 
 
 def test_without_the_table_nothing_changes(tiny_study: TinyStudy) -> None:

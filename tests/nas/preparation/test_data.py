@@ -29,7 +29,7 @@ from nas.preparation.one_shot import prepare_one_shot, weights_file
 from nas.preparation.phases import TrainingPhase
 from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_data
-from nas.preparation.workspace import OneShotWorkspace, Workspace
+from nas.preparation.workspace import OneShotWorkspace
 from nas.search.options import overrides, parser
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture, Experts
@@ -41,7 +41,7 @@ from supernet.inherit import inherit
 from supernet.module_inputs import module_inputs
 from tests.nas import rows
 from tests.nas.rows import study
-from tests.nas.tiny_study import TinyStudy, corpus, trials_of
+from tests.nas.tiny_study import TinyStudy, corpus, trials_of, uniform
 
 KINDS = {
     "rows": (CLASSIFICATION, ("accuracy",)),
@@ -51,16 +51,11 @@ KINDS = {
 }
 
 
-def half(workspace: Workspace) -> Architecture:
-    base, graph = workspace.base()
-    return Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
-
-
 def sharing(config: StudyConfig) -> OneShotWorkspace:
     """The workspace of stage 3."""
     workspace = prepare(config, "cpu")
     base, graph = workspace.base()
-    space = budgeted_space(config, base, graph, workspace.labels, start=half(workspace), vary=frozenset({SIZES}))
+    space = budgeted_space(config, base, graph, workspace.labels, start=uniform(workspace), vary=frozenset({SIZES}))
     return prepare_one_shot(workspace, space, "cpu")
 
 
@@ -70,11 +65,11 @@ def test_a_candidate_of_every_kind(tiny_study: TinyStudy, tmp_path: Path, kind: 
     task = workspace.folders.task
     assert (task.kind, task.metrics) == KINDS[kind]
     evaluator = TrainedEvaluator(workspace, "cpu")
-    student = evaluator.student(half(workspace))
+    student = evaluator.student(uniform(workspace))
     assert type(student).__name__.endswith(task.type.model.__name__.removeprefix("AutoModel"))
     assert evaluator.score(evaluator.teacher()).value > 0.6
-    score = evaluator.evaluate(half(workspace), 0)
-    assert score == evaluator.evaluate(half(workspace), 0)
+    score = evaluator.evaluate(uniform(workspace), 0)
+    assert score == evaluator.evaluate(uniform(workspace), 0)
     assert 0.4 < score.value <= 1 and 0 <= score.standard_error < 0.5
     names = ("train", "search", "dev")
     splits = {name: len(workspace.folders.rows(name)) for name in names}
@@ -85,7 +80,7 @@ def test_a_candidate_of_every_kind(tiny_study: TinyStudy, tmp_path: Path, kind: 
 @pytest.mark.parametrize("kind", ["both", "tagging", "questions"])
 def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp_path: Path, kind: str) -> None:
     workspace = sharing(load_config(str(study(tiny_study, tmp_path, kind))))
-    architecture = half(workspace.study)
+    architecture = uniform(workspace.study)
     score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
     stored = load_file(weights_file(workspace.one_shot))
     for name, folders in workspace.by_task.items():
@@ -125,8 +120,7 @@ def test_slices_of_the_one_shot_supernet_are_compensated(tiny_study: TinyStudy, 
     assert compensated.one_shot == sliced.one_shot and sliced.calibration is None
     assert compensated.calibration is not None
     calibration = Calibration.load(compensated.calibration)
-    base, graph = compensated.study.base()
-    architecture = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 8))
+    architecture = uniform(compensated.study, "1/8")
     errors = []
     for workspace in (sliced, compensated):
         student = OneShotEvaluator(workspace, "cpu").student(architecture)
@@ -156,7 +150,7 @@ def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_pat
     path = study(tiny_study, tmp_path, "both")
     workspace = sharing(load_config(str(path), {"seed": 5}))
     experts = Experts(2, Fraction(1))
-    dense = half(workspace.study)
+    dense = uniform(workspace.study)
     architecture = Architecture.of_ffns(dense.base, tuple(replace(genes, experts=experts) for genes in dense.ffns))
     score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
     assert len(workspace.tasks) == 2
@@ -363,12 +357,12 @@ def test_a_candidate_by_every_objective(tiny_study: TinyStudy, tmp_path: Path, k
     workspace = prepare(load_config(str(preset), {"candidate.steps": 13}), "cpu")
     evaluator, live = TrainedEvaluator(workspace, "cpu"), Live(workspace, "cpu")
     steps: list[int] = []
-    start = evaluator.student(half(workspace)).state_dict()
-    model = evaluator.student(half(workspace))
+    start = evaluator.student(uniform(workspace)).state_dict()
+    model = evaluator.student(uniform(workspace))
     evaluator.train(model, evaluator.training_phases, 0, steps.append)
     assert steps == list(range(14))
     learned = model.state_dict()
-    taught = live.student(half(workspace))
+    taught = live.student(uniform(workspace))
     live.train(taught, live.training_phases, 0)
     expected = taught.state_dict()
     moved = [name for name, tensor in start.items() if not torch.equal(learned[name], tensor)]
@@ -383,7 +377,7 @@ def test_a_candidate_by_every_objective(tiny_study: TinyStudy, tmp_path: Path, k
         sum(float((learned[name] - other[name]).square().sum()) for name in moved) ** 0.5 for other in (start, expected)
     )
     assert near <= (0 if name == "theseus" else 0.1 * far)
-    score, same = (one.evaluate(half(workspace), 0).value for one in (evaluator, live))
+    score, same = (one.evaluate(uniform(workspace), 0).value for one in (evaluator, live))
     assert score == pytest.approx(same, abs=0.1)
 
 

@@ -1,7 +1,6 @@
 """A reader and a task type that a user adds, from the rows to the score of a candidate."""
 
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation import data
 from nas.preparation.prepare import prepare
-from search_spaces import Architecture
 from search_spaces.cost import CLASSIFIER
-from tests.nas.tiny_study import SOURCES, TinyStudy, corpus
+from tests.nas.tiny_study import SOURCES, TinyStudy, corpus, uniform
 from tests.tiny import bert
 
 NAME = "multi_label"
@@ -135,11 +133,9 @@ def test_a_candidate_learns_an_added_task(tiny_study: TinyStudy, name: str) -> N
     evaluator = TrainedEvaluator(workspace, "cpu")
     assert workspace.folders.task.kind == Reader().kind(name)
     assert evaluator.teacher().config.problem_type == (MULTI_LABEL.problem_type if name == "beginnings" else None)
-    base, graph = workspace.base()
-    half = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
     chance = max(1 - evaluator.search_rows.labels.mean(), 0.5) if name == "beginnings" else 1 / 3  # type: ignore[union-attr]
     assert evaluator.score(evaluator.teacher()).value > chance + 0.05
-    assert evaluator.evaluate(half, 0).value > chance
+    assert evaluator.evaluate(uniform(workspace), 0).value > chance
 
 
 @pytest.mark.usefixtures("added")

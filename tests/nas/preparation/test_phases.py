@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +30,7 @@ from search_spaces import Architecture, cost
 from search_spaces.published import PUBLISHED
 from search_spaces.spaces import SIZES
 from supernet.order.orders import by_importance
-from tests.nas.tiny_study import TinyStudy
+from tests.nas.tiny_study import TinyStudy, uniform
 from tests.search_spaces.small_spaces import of_genes
 
 # EfficientBERT's protocol in small: a base of its own, text before every training, the raw teacher on it.
@@ -84,11 +83,6 @@ def protocol(tiny_study: TinyStudy) -> Path:
     path = tiny_study.root / "protocol.toml"
     path.write_text(PROTOCOL)
     return path
-
-
-def half(workspace: Workspace) -> Architecture:
-    base, graph = workspace.base()
-    return Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2))
 
 
 def head(folder: Path) -> torch.Tensor:
@@ -174,7 +168,7 @@ def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, pr
 def test_candidates_learn_from_text_before_the_task(protocol: Path) -> None:
     workspace = prepare(load_config(str(protocol)), "cpu")
     evaluator = TrainedEvaluator(workspace, "cpu")
-    architecture = half(workspace)
+    architecture = uniform(workspace)
     steps: list[int] = []
     model = evaluator.student(architecture)
     evaluator.train(model, evaluator.training_phases, 0, steps.append)
@@ -204,7 +198,8 @@ def test_a_final_training_needs_no_text_for_candidates(protocol: Path) -> None:
     config = load_config(str(protocol), {"pretrain": short, "final": short})
     workspace = prepare(config, "cpu", outputs=False, texts=("warmup", *FINAL))
     assert "candidate_pretrain" not in dict(workspace.folders.texts)
-    evaluator, model = TrainedEvaluator(workspace, "cpu"), TrainedEvaluator(workspace, "cpu").student(half(workspace))
+    evaluator = TrainedEvaluator(workspace, "cpu")
+    model = evaluator.student(uniform(workspace))
     before = model.classifier.weight.detach().clone()
     phases = final_phases(evaluator, pytest.fail)
     assert [phase.table for phase in phases] == list(FINAL)
@@ -265,14 +260,14 @@ def test_one_shared_supernet_for_all_tasks_in_any_order(protocol: Path) -> None:
         config = given.model_copy(update={"tasks": tasks})
         workspace = prepare(config, "cpu", outputs=False)
         base, graph = workspace.base()
-        start = Architecture.uniform(base, graph=graph)
+        start = uniform(workspace, "1")
         space = budgeted_space(config, base, graph, workspace.labels, start=start, vary=frozenset({SIZES}))
         shared = prepare_one_shot(workspace, space, "cpu")
         assert [folder.task.name for folder in shared.tasks] == list(tasks)
         folders.add(shared.one_shot)
         evaluator = OneShotEvaluator(shared, "cpu")
-        scores.append(evaluator.evaluate(half(workspace)).value)
-        assert evaluator.student(half(workspace)).config.num_labels == workspace.labels
+        scores.append(evaluator.evaluate(uniform(workspace)).value)
+        assert evaluator.student(uniform(workspace)).config.num_labels == workspace.labels
     assert len(folders) == 1 and scores[0] == scores[1]
     # The score on the first task alone; the mean of both is the mean over the tasks.
     stage3 = given.stage3.model_copy(update={"scored_on": "first"})
@@ -283,7 +278,7 @@ def test_one_shared_supernet_for_all_tasks_in_any_order(protocol: Path) -> None:
         study = replace(shared.study, config=config, folders=order[0])
         evaluator = OneShotEvaluator(replace(shared, study=study, tasks=tuple(order)), "cpu")
         assert list(evaluator.tasks) == [tasks[0]]
-        alone_scores.append(evaluator.evaluate(half(workspace)).value)
+        alone_scores.append(evaluator.evaluate(uniform(workspace)).value)
     assert sum(alone_scores) / 2 == pytest.approx(scores[0]) and alone_scores[0] != alone_scores[1]
 
 
@@ -292,7 +287,7 @@ def test_the_one_shot_supernet_depends_on_all_sizes_that_are_drawn(protocol: Pat
     workspace = prepare(load_config(str(protocol)), "cpu", outputs=False)
     base, graph = workspace.base()
     assert base.mismatch == "wide"
-    start = Architecture.uniform(base, graph=graph)
+    start = uniform(workspace, "1")
     space = budgeted_space(workspace.config, base, graph, 3, start=start, vary=frozenset({SIZES}))
     first, _, *others = space.genes["expansion"]
     fewer = of_genes(space, expansion=(first, *others))
