@@ -103,48 +103,23 @@ def test_an_interrupted_preparation_continues(
     assert not list(cache.glob(f"*/{STATE_PREFIX}*"))
 
 
-def prepare_command(preset: Path, study: Path) -> tuple[object, ...]:
-    return (
-        "-m",
-        "nas.search",
-        "--stage",
-        "1",
-        "--prepare",
-        "--preset",
-        preset,
-        "--out",
-        study.parent,
-        "--study",
-        study.name,
-    )
-
-
 @pytest.mark.slow
-def test_a_killed_preparation_continues_in_one_process_and_in_two(
-    tiny_study: TinyStudy, caches: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_preparation_continues_in_two_processes(tiny_study: TinyStudy, caches: Path) -> None:
     changes = (("[finetune]\nsteps = 60\n", "[finetune]\nsteps = 600\n"), ("dropout = 0.0\n", "dropout = 0.1\n"))
     preset = tiny_study.variant(caches / "longer.toml", *changes)
+    study = TinyStudy(tiny_study.root, caches / "whole")
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    left = {}
-    for name, launcher in (("alone", ()), ("together", launch)):
-        study = TinyStudy(caches / name, caches / name / "cache")
-        shutil.copytree(tiny_study.cache / "corpora", study.cache / "corpora")
-        command = (*launcher, *prepare_command(preset, caches / name / "study"))
-        with study.running(*command) as process:
-            wait(process, lambda: any(study.cache.glob(f"teachers/{STATE_PREFIX}*/fine-tuning.pt")))  # noqa: B023
-            kill_all(family(process.pid))
-            process.communicate(timeout=TIMEOUT)
-        resumed = study.run(*command)
-        assert resumed.returncode == 0 and "Traceback" not in resumed.stderr, resumed.stderr
-        assert resumed.stdout.count("supernet: warm-up") >= 1
-        assert not list(study.cache.glob(f"*/{STATE_PREFIX}*"))
-        assert not (caches / name / "study").exists()
-        (left[name],) = study.cache.glob("supernets/*/model.safetensors")
-    monkeypatch.setenv("FFN_NAS_CACHE", str(caches / "whole"))
-    whole = prepare(load_config(str(preset)), "cpu").supernet / "model.safetensors"
-    assert left["alone"].read_bytes() == whole.read_bytes()
-    assert left["together"].parent.name == whole.parent.name
+    command = (*launch, *study.search(caches / "results", "--prepare", preset=preset))
+    with study.running(*command) as process:
+        wait(process, lambda: any(study.cache.glob(f"teachers/{STATE_PREFIX}*/fine-tuning.pt")))
+        kill_all(family(process.pid))
+        process.communicate(timeout=TIMEOUT)
+    resumed = study.run(*command)
+    assert resumed.returncode == 0 and "Traceback" not in resumed.stderr, resumed.stderr
+    assert resumed.stdout.count("supernet: warm-up") >= 1
+    assert not list(study.cache.glob(f"*/{STATE_PREFIX}*"))
+    assert not (caches / "results").exists()
+    assert len(list(study.cache.glob("supernets/*/model.safetensors"))) == 1
 
 
 def test_only_the_preparation_runs_in_several_processes(
