@@ -4,7 +4,6 @@ Sizes and times of change are compared whenever an entry is used, and only files
 after a copy of the cache. `python -m nas --verify` hashes everything.
 """
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -44,19 +43,16 @@ def create_once(path: Path, write: Callable[[Path], object]) -> Path:
         DamagedError: it exists and is not as it was written.
         foundation.files.DiskFullError: there is no space left.
     """
-    if path.exists():
-        verify(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            sums_file(path).unlink()
+    if not path.exists():
+        sums_file(path).unlink(missing_ok=True)
         write_atomically(path, write, keep_existing=True)
-        _record(path, {name: _written(file) for name, file in _files(path).items()})
+    verify(path)
     return path
 
 
 def verify(path: Path, hashed: bool = False) -> None:
     """Check that a file or folder is as it was when its checksums were recorded. If there are none, because the process
-    that made it was killed before, they are recorded now.
+    that made it has not done so or was killed before, they are recorded now.
 
     Args:
         hashed: hash all files, also those whose size and time of change are as they were.
@@ -65,11 +61,10 @@ def verify(path: Path, hashed: bool = False) -> None:
         DamagedError: it is not, or the checksums cannot be read.
         foundation.files.DiskFullError: there is no space left for the checksums.
     """
-    expected = _recorded(path)
+    expected, files = _recorded(path), _files(path)
     if expected is None:
-        _record(path, {name: _written(file) for name, file in _files(path).items()})
+        _record(path, {name: _written(file) for name, file in files.items()})
         return
-    files = _files(path)
     for name in sorted({*files, *expected}):
         if name not in files or name not in expected or not _is_unchanged(files[name], expected[name], hashed):
             what = f"{name} in it is not" if name else "it is not"

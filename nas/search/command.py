@@ -14,7 +14,7 @@ from distill.training.progress import loading
 from foundation import interrupt
 from foundation.errors import UserError
 from nas.config.load import load_config
-from nas.search.options import DEFAULT, check, overrides, parser, stages_of
+from nas.search.options import DEFAULT, STAGES, check, overrides, parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,7 +87,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
         search = SearchRun(
             config=config,
             path=folder,
-            stages=stages_of(options),
+            stages=STAGES[options.stage],
             start=Architecture.load(options.start) if options.start else None,
             cluster=Cluster(
                 workers=options.workers or min(2, os.cpu_count() or 1), address=options.address, device=options.device
@@ -107,7 +107,3 @@ def command(options: argparse.Namespace, folder: Path) -> int:
     with reporting_failures(search.url):
         show_results(search.folder, search.url, console, options.json)
     return DONE
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,6 +13,7 @@ from nas.search.choices import GOALS, SAMPLERS, described_presets, samplers
 
 # The preset of a new study if the command names none.
 DEFAULT = "demo"
+# The stages that the command runs, in order.
 STAGES = {"1": ("1",), "2": ("2",), "3": ("3",), "all": ("1", "2", "3")}
 
 EPILOG = """examples:
@@ -220,11 +221,6 @@ def check(options: argparse.Namespace, study: str) -> None:
         )
 
 
-def stages_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """The stages that the command runs, in order."""
-    return STAGES[options.stage]
-
-
 def overrides(options: argparse.Namespace) -> dict[str, Given]:
     """The values that the options give in place of the configuration's, by dotted path, such as `space.max_params`.
 
@@ -255,10 +251,10 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
         sampler = "nsga2"
     # The configuration of a study with two goals is valid only if the samplers of all stages, even of those that do not
     # run, support two goals.
-    stages_with_sampler = ("1", "2", "3") if two_goals else stages_of(options)
+    stages_with_sampler = STAGES["all"] if two_goals else STAGES[options.stage]
     for stage in stages_with_sampler:
         result[f"stage{stage}.sampler"] = Given("--sampler", sampler)
-    for stage in stages_of(options):
+    for stage in STAGES[options.stage]:
         result[f"stage{stage}.trials"] = Given("--trials", options.trials)
     return {place: given for place, given in result.items() if given.value is not None}
 
