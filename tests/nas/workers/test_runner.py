@@ -24,13 +24,14 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import choices_of
 from nas.study.storage import sqlite_url
-from nas.workers import failures
+from nas.workers import failures, runner
 from nas.workers.cluster import Cluster, ray_session
 from nas.workers.failures import is_out_of_memory
-from nas.workers.runner import MAX_DUPLICATES, Proposals, Recorder, Rungs, run
+from nas.workers.runner import Proposals, Recorder, Rungs, run
 from search_spaces import Architecture
 from search_spaces.spaces import SIZES
 from tests.nas.tiny_study import TIMEOUT, TinyStudy
+from tests.search_spaces.small_spaces import of_genes
 
 
 @dataclass(frozen=True)
@@ -232,28 +233,21 @@ def test_the_last_trial_may_be_wanted_again(trials: int | None, tiny_study: Tiny
 
 
 def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
-    tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path
+    tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The space has a single architecture beside the base model, and the stage has ten trials."""
+    monkeypatch.setattr(runner, "MAX_DUPLICATES", 20)  # instead of 100
     base, graph = workspace.base()
     uniform = Architecture.uniform(base, graph, expansion=Fraction(1, 2))
-    space = replace(
-        plan(tiny_study.config, workspace, "1", None, ()).space,
-        genes={
-            **plan(tiny_study.config, workspace, "1", None, ()).space.genes,
-            "stack": (1,),
-            "expansion": (Fraction(1, 2),),
-        },
-        start=uniform,
-        vary=frozenset({SIZES}),
-    )
+    few = of_genes(plan(tiny_study.config, workspace, "1", None, ()).space, stack=(1,), expansion=(Fraction(1, 2),))
+    space = replace(few, start=uniform, vary=frozenset({SIZES}))
     study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1", SAMPLERS["random"](space, 0))
     ledger.enqueue(study, space, Architecture.uniform(base, graph), "base model")
     proposals = Proposals(study, space, "random", workspace, 10)
     first, second = (proposals.suggest(name) for name in "ab")
     assert isinstance(first, dict) and isinstance(second, dict)
     assert proposals.suggest("c") is None
-    assert len(study.trials) == 2 + MAX_DUPLICATES
+    assert len(study.trials) == 2 + 20
     # Neither waiting for the two trials nor resuming the study adds more duplicates.
     assert proposals.suggest("c") is None
     ledger.complete(study, first["number"], 0.5, {})
@@ -268,6 +262,6 @@ def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
     assert [trial.number for trial in study.trials if ledger.ATTEMPT in trial.user_attrs] == [second["number"]]
     assert resumed.suggest("g") == Proposals.FINISHED
     assert Proposals(study, space, "random", workspace, 10).suggest("h") == Proposals.FINISHED
-    assert len(study.trials) == 2 + MAX_DUPLICATES
+    assert len(study.trials) == 2 + 20
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
