@@ -57,7 +57,7 @@ def test_it_is_cut_from_the_very_same_supernet(
     wide = prepare(load_config(presets[0], places), "cpu", outputs=False)
     said: list[str] = []
     before = supernets(tiny_study.cache)
-    narrow = prepare(load_config(presets[1], places), "cpu", lambda what, share: said.append(what), outputs=False)
+    narrow = prepare(load_config(presets[1], places), "cpu", lambda what, fraction: said.append(what), outputs=False)
     assert len(supernets(tiny_study.cache) - before) == 1 + bool(places)  # with its encoder
     assert "supernet: warm-up" not in said and "supernet: order of its channels" in said
     of_wide, of_narrow = weights(wide), weights(narrow)

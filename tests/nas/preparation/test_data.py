@@ -170,14 +170,14 @@ def keys(config: StudyConfig) -> tuple[str, str]:
     return context.data_key, context.teacher_key
 
 
-def test_the_share_that_is_held_out(tiny_study: TinyStudy, tmp_path: Path) -> None:
+def test_the_fraction_that_is_held_out(tiny_study: TinyStudy, tmp_path: Path) -> None:
     preset = study(tiny_study, tmp_path / "rows", "both")
     given = load_config(str(preset))
     sizes = {}
-    for share in (None, 0.05, 0.5):
-        config = given.model_copy(update={"search_fraction": share})
+    for fraction in (None, 0.05, 0.5):
+        config = given.model_copy(update={"search_fraction": fraction})
         data = prepare_data(preparation_context(config, "cpu"))
-        sizes[share] = {name: len(TaskFolders(data, data).rows(name)) for name in ("train", "search", "dev")}
+        sizes[fraction] = {name: len(TaskFolders(data, data).rows(name)) for name in ("train", "search", "dev")}
     assert sizes[None] == {"train": 108, "search": 12, "dev": 40}
     assert sizes[0.05] == {"train": 114, "search": 6, "dev": 40}
     assert sizes[0.5] == {"train": 60, "search": 60, "dev": 40}

@@ -241,7 +241,7 @@ def test_one_warm_up_on_text_for_all_tasks(tiny_study: TinyStudy, protocol: Path
     before = set((tiny_study.cache / "encoders").glob("[!.]*"))
     for task in config.tasks:
         said.append([])
-        found.append(prepare(alone(config, task), "cpu", lambda what, share: said[-1].append(what), outputs=False))
+        found.append(prepare(alone(config, task), "cpu", lambda what, fraction: said[-1].append(what), outputs=False))
     assert len(set((tiny_study.cache / "encoders").glob("[!.]*")) - before) == 1
     assert "supernet: warm-up" in said[0] and "teacher: fine-tuning" in said[1] and "supernet: warm-up" not in said[1]
     one, other = (load_file(workspace.supernet / "model.safetensors") for workspace in found)

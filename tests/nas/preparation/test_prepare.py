@@ -37,7 +37,7 @@ def changed(tiny_study: TinyStudy, **changes: object) -> Workspace:
 def test_everything_is_made_once(tiny_study: TinyStudy, workspace: Workspace) -> None:
     told: list[str] = []
     before = {path: path.stat().st_mtime_ns for path in tiny_study.cache.rglob("*")}
-    again = prepare(tiny_study.config, "cpu", lambda what, share: told.append(what))
+    again = prepare(tiny_study.config, "cpu", lambda what, fraction: told.append(what))
     assert again == workspace
     assert told == ["reading the rows"]
     assert {path: path.stat().st_mtime_ns for path in tiny_study.cache.rglob("*")} == before
@@ -82,16 +82,16 @@ def test_the_teacher_learned_its_task(workspace: Workspace) -> None:
 
 def test_a_teacher_stops_early(tiny_study: TinyStudy, workspace: Workspace) -> None:
     """With such a small learning rate, nothing improves after the first epoch."""
-    shares: list[float] = []
+    fractions: list[float] = []
     changes = {"finetune.learning_rate": 1e-12, "finetune.epochs": 6, "finetune.early_stopping_patience": 2}
     config = load_config(str(tiny_study.preset), changes | {"finetune.fraction": 0.1})
 
-    def on_progress(what: str, share: float | None) -> None:
-        if share and what == "teacher: fine-tuning":
-            shares.append(share)
+    def on_progress(what: str, fraction: float | None) -> None:
+        if fraction and what == "teacher: fine-tuning":
+            fractions.append(fraction)
 
     assert prepare_task(preparation_context(config, "cpu", on_progress)).teacher != workspace.folders.teacher
-    assert shares[-1] == pytest.approx(3 / 6, abs=0.05)
+    assert fractions[-1] == pytest.approx(3 / 6, abs=0.05)
 
 
 def test_a_supernet_without_warm_up_computes_what_the_teacher_computes(tiny_study: TinyStudy) -> None:
@@ -186,7 +186,7 @@ def test_both_of_tinybert_s_phases_warm_a_supernet_up(tiny_study: TinyStudy) -> 
     base = {"depth": 1, "width": 16, "heads": 4, "inner": 32}
     places = {"base": base, "objective": {"name": "tinybert"}, "warmup.steps": 13}
     config = load_config(str(tiny_study.preset), places)
-    made = prepare(config, "cpu", lambda what, share: told.append(share or 0.0) if "warm-up" in what else None)
+    made = prepare(config, "cpu", lambda what, fraction: told.append(fraction or 0.0) if "warm-up" in what else None)
     assert told == pytest.approx([step / 13 for step in range(1, 14)])
     for supernets in (made, changed(tiny_study, base=base, objective={"name": "tinybert"}, warmup__steps=0)):
         weights = load_file(supernets.supernet / "model.safetensors")

@@ -35,12 +35,12 @@ class Interruption:
 
     def __init__(self, what: str | None = None) -> None:
         self.what = what
-        self.first_shares: dict[str, float] = {}
+        self.first_fractions: dict[str, float] = {}
 
-    def __call__(self, what: str, share: float | None) -> None:
-        if share is not None:
-            self.first_shares.setdefault(what, share)
-            if what == self.what and share > 0.9:
+    def __call__(self, what: str, fraction: float | None) -> None:
+        if fraction is not None:
+            self.first_fractions.setdefault(what, fraction)
+            if what == self.what and fraction > 0.9:
                 raise Killed
 
 
@@ -89,13 +89,13 @@ def test_an_interrupted_preparation_continues(
         interruption = Interruption(what)
         with pytest.raises(Killed):
             prepared(config, interruption)
-        assert interruption.first_shares[what] == pytest.approx(1 / STEPS)
+        assert interruption.first_fractions[what] == pytest.approx(1 / STEPS)
         if before is not None:
-            assert interruption.first_shares[before] == pytest.approx((EVERY + 1) / STEPS)
+            assert interruption.first_fractions[before] == pytest.approx((EVERY + 1) / STEPS)
         assert len(list(cache.glob(f"*/{STATE_PREFIX}*"))) == 1
     last = Interruption()
     resumed = prepared(config, last)
-    assert last.first_shares[ONE_SHOT] == pytest.approx((EVERY + 1) / STEPS)
+    assert last.first_fractions[ONE_SHOT] == pytest.approx((EVERY + 1) / STEPS)
     for file, expected in zip(resumed, whole, strict=True):
         found, right = load_file(file), load_file(expected)
         assert found.keys() == right.keys()

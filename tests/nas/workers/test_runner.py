@@ -177,16 +177,16 @@ def test_a_trial_whose_worker_is_lost_is_tried_again_but_not_for_ever(
     assert study.ask().number == 1
 
 
-@pytest.mark.parametrize("share", [0.0, 0.75])
+@pytest.mark.parametrize("stop", [0.0, 0.75])
 def test_candidates_are_pruned_at_a_rung(
-    share: float, tiny_study: TinyStudy, workspace: Workspace, study: optuna.Study
+    stop: float, tiny_study: TinyStudy, workspace: Workspace, study: optuna.Study
 ) -> None:
     """Except for baselines and the first few, and never by the scores of their inherited weights."""
     first = plan(tiny_study.config, workspace, "1", None, ())
     study.sampler = SAMPLERS["random"](first.space, 0)
     ledger.enqueue_missing(study, first.space, first.baselines)
     ended: list[int] = []
-    rungs = Rungs(study, share, lambda study, number: ended.append(number))
+    rungs = Rungs(study, stop, lambda study, number: ended.append(number))
     proposals = Proposals(study, first.space, "random", workspace, trials=40)
     scores: dict[int, float] = {}
     rng = random.Random(0)
@@ -204,13 +204,13 @@ def test_candidates_are_pruned_at_a_rung(
         better = sum(other > score for other in scores.values())
         baseline = len(scores) < len(first.baselines)
         judged = not baseline and len(scores) >= ledger.MIN_TRIALS_AT_RUNG
-        assert stopped == (share > 0 and judged and better > 0.25 * len(scores))
+        assert stopped == (stop > 0 and judged and better > 0.25 * len(scores))
         scores[number] = score
         if not stopped:
             ledger.complete(study, number, score, {})
     pruned = [trial.number for trial in study.trials if trial.state == TrialState.PRUNED]
     assert ended == pruned
-    assert (len(pruned) > 15) == bool(share)
+    assert (len(pruned) > 15) == bool(stop)
     assert {trial.user_attrs["rung"] for trial in study.trials if trial.number in pruned} <= {3}
 
 
