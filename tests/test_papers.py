@@ -120,7 +120,7 @@ def test_commands_parse(command: str) -> None:
 
 
 # The values of options in the smallest form of a command.
-FEW = {"--steps": "2", "--rounds": "2", "--epochs": "0.1", "--batch-size": "4", "--batches": "3"}
+FEW = {"--trials": "2", "--steps": "2", "--rounds": "2", "--epochs": "0.1", "--batch-size": "4", "--batches": "3"}
 # The trainings of the published presets, shortened; their models, spaces and budgets stay.
 SHORT = {"steps": 2, "batch_size": 4}
 PHASES = ("finetune", "candidate_pretrain", "candidate", "one_shot_pretrain", "one_shot", "pretrain", "warmup", "final")
