@@ -56,8 +56,8 @@ def _tables(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
         seen.add(table)
         yield table.__name__, table
         for field in table.model_fields.values():
-            found = [field.annotation, *getattr(field.annotation, "__args__", ())]
-            waiting += [part for part in found if inspect.isclass(part) and issubclass(part, BaseModel)]
+            types = [field.annotation, *getattr(field.annotation, "__args__", ())]
+            waiting += [part for part in types if inspect.isclass(part) and issubclass(part, BaseModel)]
 
 
 def _summary(table: type[BaseModel]) -> str:
@@ -66,12 +66,12 @@ def _summary(table: type[BaseModel]) -> str:
 
 def _meanings(table: type[BaseModel]) -> dict[str, str]:
     """What the docstrings of a table and of the tables that it extends say of its keys."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in reversed(table.__mro__):
         section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
         for names, text in re.findall(r"^    ([\w, ]+): ((?:.|\n        )+)", section, re.M):
-            found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
+            meanings |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return meanings
 
 
 def _value(schema: dict[str, Any]) -> str:
@@ -91,31 +91,24 @@ def _value(schema: dict[str, Any]) -> str:
         inner = schema["additionalProperties"]
         return "table" if inner is True else f"tables: {_value(inner)}"
     if kind in ("integer", "number"):
-        bounds = {
-            "≥": schema.get("minimum"),
-            ">": schema.get("exclusiveMinimum"),
-            "≤": schema.get("maximum"),
-            "<": schema.get("exclusiveMaximum"),
-        }
-        words = "whole number" if kind == "integer" else "number"
-        return (
-            f"{words} {', '.join(f'{sign} {bound:,}' for sign, bound in bounds.items() if bound is not None)}".strip()
-        )
+        signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+        bounds = [f"{sign} {schema[key]:,}" for key, sign in signs.items() if key in schema]
+        return " ".join(["whole number" if kind == "integer" else "number", ", ".join(bounds)]).strip()
     if schema.get("format") == "fraction":
-        return 'share such as `"1/8"`'
+        return 'fraction such as `"1/8"`'
     return {"boolean": "true or false", "string": "text"}.get(str(kind), "table")
 
 
 def _default(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):  # a table, whose defaults are in its own section
-        return ""
-    if isinstance(value, list):
-        return f"`{_toml(value)}`" if value else ""
-    return f'`"{value}"`' if isinstance(value, str) else f"{value:,}"
+    """The default of a key; empty for a table, whose defaults are in its own section."""
+    match value:
+        case None | dict() | []:
+            return ""
+        case bool():
+            return str(value).lower()
+        case list() | str():
+            return f"`{_toml(value)}`"
+    return f"{value:,}"
 
 
 def _toml(value: Any) -> str:

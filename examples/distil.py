@@ -1,4 +1,4 @@
-"""Distil a teacher into a student with half of its layers, without a search.
+"""Distill a teacher into a student with half of its layers, without a search.
 
     python examples/distil.py [--out FOLDER]
 
@@ -6,21 +6,16 @@ The teacher is fine-tuned on the rows first; the student starts from three of it
 and from the teacher's predictions (the objective `kd`). Takes about a minute on two cores.
 """
 
-import argparse
 import json
 import sys
-from pathlib import Path
 
-from tickets import LABEL, TEXT, write_rows
+from tickets import LABEL, TEXT, prepare
 
 from distill.__main__ import main as distill
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/example-distil"), help="an empty or new folder")
-    out = parser.parse_args().out
-    write_rows(out)
+    out = prepare(__doc__, "results/example-distil")
     options = {
         "--teacher": "sentence-transformers/all-MiniLM-L6-v2",
         "--finetune-teacher": 60,

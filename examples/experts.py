@@ -7,21 +7,16 @@ importance of its neurons, a hash of the token chooses the expert, and the mixtu
 steps. Takes about a minute on two cores.
 """
 
-import argparse
 import sys
-from pathlib import Path
 
-from tickets import LABEL, TEXT, write_rows
+from tickets import LABEL, TEXT, prepare
 
 from distill.__main__ import main as distill
 from supernet.experts.command import main as split_into_experts
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/example-experts"), help="an empty or new folder")
-    out = parser.parse_args().out
-    write_rows(out)
+    out = prepare(__doc__, "results/example-experts")
     rows = ["--train", str(out / "train.tsv"), "--dev", str(out / "dev.tsv"), "--text", TEXT, "--label", LABEL]
     training = ["--max-length", "32", "--batch-size", "16", "--learning-rate", "1e-4"]
     # Without a teacher and with the objective `none`, distillation is ordinary fine-tuning.

@@ -6,11 +6,9 @@ A preset's table [rows.NAME] is all that a task of your own needs. The budgets b
 about a minute on two cores; leave them out to get those of the preset `minilm`.
 """
 
-import argparse
 import sys
-from pathlib import Path
 
-from tickets import write_rows
+from tickets import prepare
 
 from nas.final.command import main as train_final
 from nas.search.command import main as search
@@ -54,10 +52,7 @@ batch_size = 16
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/example-search"), help="an empty or new folder")
-    out = parser.parse_args().out
-    write_rows(out)
+    out = prepare(__doc__, "results/example-search")
     preset = out / "tickets.toml"
     preset.write_text(PRESET.format(corpus=out.resolve() / "messages.txt"), encoding="utf-8")
     # The same as: ffn-nas --stage 1 --preset tickets.toml --out results
@@ -75,7 +70,7 @@ def main() -> int:
     checkpoint = out / "tickets" / "final"
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint, trust_remote_code=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=True)
-    message = "Hello, the courier brought order 4711 to my neighbour."
+    message = "Hello, the courier brought order 4711 to my neighbor."
     logits = model(**tokenizer(message, return_tensors="pt")).logits
     print(f"{message!r} is answered by {model.config.id2label[int(logits.argmax())]}")
     return 0

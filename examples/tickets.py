@@ -1,5 +1,6 @@
-"""Labelled rows for the examples: short messages to a shop, each with the team that answers it."""
+"""Labeled rows for the examples: short messages to a shop, each with the team that answers it."""
 
+import argparse
 import random
 from pathlib import Path
 
@@ -26,6 +27,15 @@ _BODIES = {
         "how do I close my account after order {number}?",
     ),
 }
+
+
+def prepare(description: str | None, out: str) -> Path:
+    """The folder of an example, which its option --out can change, with the rows in it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(out), help="an empty or new folder (default: %(default)s)")
+    folder: Path = parser.parse_args().out
+    write_rows(folder)
+    return folder
 
 
 def write_rows(folder: Path, train: int = 600, dev: int = 120, seed: int = 0) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from distill.cli import DONE, Parser, add_device_option, at_least, interruptible
+from foundation.errors import UserError
 
 if TYPE_CHECKING:
     from distill.table import Table
@@ -65,16 +66,16 @@ def command(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from nas.report.architecture import describe
-    from nas.report.comparison import CompareError, differences
+    from nas.report.comparison import differences
 
     if len(options.items) < 2:
-        raise CompareError("give at least two things to compare; nas.inspect shows a single one")
+        raise UserError("give at least two things to compare; nas.inspect shows a single one")
     items = loaded(options)
     shortest = min(items, key=lambda item: item.architecture.base.positions)
     limit = shortest.architecture.base.positions
     tokens = options.tokens or min(128, limit)
     if tokens > limit:
-        raise CompareError(f"--tokens: {shortest.name} has {limit} positions, which is less than {tokens}")
+        raise UserError(f"--tokens: {shortest.name} has {limit} positions, which is less than {tokens}")
     facts = [describe(item.architecture, tokens, options.labels) for item in items]
     paired, notes = differences(items)
     if options.json:

@@ -27,7 +27,7 @@ from search_spaces.formula import layers_latex
 from search_spaces.genes import outside_ffns
 
 
-def show(architecture: Architecture, tokens: int, labels: int, head: cost.HeadCost, console: Console) -> None:
+def show(architecture: Architecture, tokens: int, num_labels: int, head: cost.HeadCost, console: Console) -> None:
     """Print layers and costs as tables."""
     base = architecture.base
     embedding = f"factorized, {base.embedding}" if base.embedding else "full width"
@@ -38,7 +38,7 @@ def show(architecture: Architecture, tokens: int, labels: int, head: cost.HeadCo
         soft_wrap=True,
     )
     shown.layers(architecture).print(console)
-    shown.costs(architecture, tokens, labels, head).print(console)
+    shown.costs(architecture, tokens, num_labels, head).print(console)
 
 
 def head_cost(name: str | None) -> cost.HeadCost:

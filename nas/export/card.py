@@ -60,7 +60,7 @@ class Card:
         return f"---\n{self.metadata().to_yaml()}\n---\n\n{body}\n"
 
     def metadata(self) -> ModelCardData:
-        """The header that the hub reads. What is not known, such as the licence, is left out."""
+        """The header that the hub reads. What is not known, such as the license, is left out."""
         config, pipeline = self.checkpoint.config, self.checkpoint.type.pipeline
         family = str(family_of(self.checkpoint.model).students_of)
         results = self._eval_results()

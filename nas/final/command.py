@@ -7,7 +7,7 @@
     python train_final.py --evaluate DIR --tasks sst2,rte,cola --data glue [--predict PREDICTIONS]
     accelerate launch train_final.py ...                                  (several processes)
 
-The student inherits its weights from the study's supernet and learns from the teacher, first on unlabelled text, then
+The student inherits its weights from the study's supernet and learns from the teacher, first on unlabeled text, then
 on the task. It is evaluated on the whole dev split, together with the teacher and with the base model after the same
 training. With several tasks there is a student for each, in a subfolder of its name.
 """

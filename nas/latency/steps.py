@@ -96,12 +96,13 @@ def step_times(
         host: the model in whose layers the steps are measured.
     """
     seconds: dict[str, list[float]] = defaultdict(list)
+    timed = partial(_timed, seconds, batch["input_ids"].is_cuda)
     steps = _steps(host, base, widths)
     probes: list[list[nn.Module]] = [
-        [_Probe(graph, base, inner, steps, seconds) for inner in widths] for graph in probed_graphs()
+        [_Probe(graph, base, inner, steps, timed) for inner in widths] for graph in probed_graphs()
     ]
     probes += [
-        [_ExpertProbe(layer_experts, inner, host, batch, seconds) for inner in widths] for layer_experts in experts
+        [_ExpertProbe(layer_experts, inner, host, batch, timed) for inner in widths] for layer_experts in experts
     ]
     host.eval()
     layers = encoder_layers(host)
@@ -142,7 +143,7 @@ class _Probe(nn.Module):
         base: Base,
         inner: int,
         steps: Mapping[str, Callable[..., Tensor]],
-        seconds: dict[str, list[float]],
+        timed: Callable[..., Any],
     ) -> None:
         super().__init__()
         self.program = [
@@ -150,16 +151,14 @@ class _Probe(nn.Module):
             for name, node in zip(step_names(graph, base, inner), graph.nodes[1:], strict=True)
         ]
         self.norm = steps["norm"]
-        self.seconds = seconds
+        self.timed = timed
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         values = [hidden_BTD]
         for name, step, inputs in self.program:
-            values.append(self._time(name, step, *(values[number] for number in inputs)))
-        return self._time("norm", self.norm, values[-1])
-
-    def _time(self, name: str, step: Callable[..., Tensor], *values_BTN: Tensor) -> Tensor:
-        return _timed(self.seconds, name, values_BTN[0].is_cuda, step, *values_BTN)
+            values.append(self.timed(name, step, *(values[number] for number in inputs)))
+        output_BTD: Tensor = self.timed("norm", self.norm, values[-1])
+        return output_BTD
 
 
 class _ExpertProbe(nn.Module):
@@ -168,12 +167,12 @@ class _ExpertProbe(nn.Module):
     """
 
     def __init__(
-        self, experts: Experts, inner: int, host: PreTrainedModel, batch: Batch, seconds: dict[str, list[float]]
+        self, experts: Experts, inner: int, host: PreTrainedModel, batch: Batch, timed: Callable[..., Any]
     ) -> None:
         super().__init__()
         width, settings = host.config.hidden_size, expert_settings(experts)
         program = [(node.op, node.inputs) for node in GATED.nodes[1:]]
-        self.experts, self.inner, self.seconds = experts, inner, seconds
+        self.experts, self.inner, self.timed = experts, inner, timed
         self.block = FFNBlock(program, GATED.widths(width, inner), inner, host.config, settings).to(host.device).eval()
         for parameter in self.block.parameters():
             nn.init.normal_(parameter, std=host.config.initializer_range)
@@ -184,13 +183,11 @@ class _ExpertProbe(nn.Module):
         self.tokens = Tokens(batch["input_ids"], batch["attention_mask"])
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        def timed(name: str, step: Callable[..., Any], *arguments: Any) -> Any:
-            return _timed(self.seconds, name, hidden_BTD.is_cuda, step, *arguments)
-
         def dispatch_and_combine() -> tuple[Tensor, Tensor]:
             x_SD = take(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), routing.dispatch)
             return x_SD, put(weighted(x_SD, routing.weight_S), routing.dispatch)
 
+        timed = self.timed
         routing = timed(routing_step(self.experts), self.router, hidden_BTD, self.tokens)
         x_SD, back_ND = timed(dispatch_step(self.experts), dispatch_and_combine)
         expanded = timed(_of_experts("expand", self.inner, self.experts), self.block.expand, x_SD, routing.dispatch)
@@ -200,7 +197,7 @@ class _ExpertProbe(nn.Module):
         return self.block.LayerNorm(hidden_BTD + back_ND.view(hidden_BTD.shape))
 
 
-def _timed(seconds: dict[str, list[float]], name: str, cuda: bool, step: Callable[..., Any], *arguments: Any) -> Any:
+def _timed(seconds: dict[str, list[float]], cuda: bool, name: str, step: Callable[..., Any], *arguments: Any) -> Any:
     """The result of `step(*arguments)`, whose duration is added to `seconds[name]`."""
     finish(cuda)
     begun = time.perf_counter()

@@ -37,18 +37,18 @@ def named(name: str) -> Architecture:
 
 
 def describe(
-    architecture: Architecture, tokens: int = 128, labels: int = 3, head: cost.HeadCost = cost.CLASSIFIER
+    architecture: Architecture, tokens: int = 128, num_labels: int = 3, head: cost.HeadCost = cost.CLASSIFIER
 ) -> dict[str, Any]:
     """Costs and layers as plain values, which `nas.inspect --json` prints. MACs are per sequence of `tokens` tokens."""
     return {
-        "params": cost.params(architecture, labels, head),
-        "params_active": cost.params_active(architecture, labels, head),
+        "params": cost.params(architecture, num_labels, head),
+        "params_active": cost.params_active(architecture, num_labels, head),
         "params_encoder": cost.params_encoder(architecture),
         "params_effective": cost.params_effective(architecture),
         "params_minimoe": cost.params_minimoe(architecture),
         "params_published": cost.params_published(architecture),
         "macs_linear": cost.macs_linear(architecture, tokens),
-        "macs": cost.macs(architecture, tokens, labels, head),
+        "macs": cost.macs(architecture, tokens, num_labels, head),
         "flops": cost.flops(architecture, tokens),
         "speedup": cost.speedup(architecture),
         "head_experts": architecture.head.experts,
@@ -105,11 +105,11 @@ def layers(architecture: Architecture) -> Table:
     return Table(columns, rows)
 
 
-def costs(architecture: Architecture, tokens: int, labels: int, head: cost.HeadCost) -> Table:
+def costs(architecture: Architecture, tokens: int, num_labels: int, head: cost.HeadCost) -> Table:
     """All costs, and what each of them counts."""
-    facts = describe(architecture, tokens, labels, head)
+    facts = describe(architecture, tokens, num_labels, head)
     rows = (
-        ("parameters", "params", head.describe(labels)),
+        ("parameters", "params", head.describe(num_labels)),
         ("", "params_active", "of these active for a token"),
         ("", "params_encoder", "without the head"),
         ("", "params_effective", "of these active for a token (MoEBERT)"),

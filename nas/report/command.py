@@ -16,10 +16,6 @@ from foundation import __version__
 from foundation.errors import UserError
 
 
-class ReportError(UserError):
-    """A report cannot be written."""
-
-
 def parser() -> Parser:
     """The command line's options."""
     result = Parser("nas.report", description=__doc__)
@@ -49,7 +45,7 @@ def command(options: argparse.Namespace) -> int:
         UserError: a mistake in the options or the study.
     """
     if find_spec("matplotlib") is None:
-        raise ReportError("matplotlib is not installed: install the extra plots (pip install 'ffn-nas[plots]')")
+        raise UserError("matplotlib is not installed: install the extra plots (pip install 'ffn-nas[plots]')")
     from foundation.files import read_json
     from nas.report import sections, verdict
     from nas.report.figures import styled
@@ -61,14 +57,14 @@ def command(options: argparse.Namespace) -> int:
     out = options.out or options.study / "report.html"
     pictures = out.with_suffix("")
     if pictures == out:
-        raise ReportError(
+        raise UserError(
             f"--out: give {out} an ending such as .html; the figures go into a folder of the same name without it"
         )
     study = read(Folder(options.study), options.storage)
     checkpoint = options.checkpoint or options.study / "final"
     reason = reason_against(checkpoint)
     if options.checkpoint is not None and reason:
-        raise ReportError(f"--checkpoint: {reason}")
+        raise UserError(f"--checkpoint: {reason}")
     final = None if reason else read_json(checkpoint / "metrics.json")
     lead = verdict.of_study(study)
     with styled():
@@ -86,7 +82,7 @@ def command(options: argparse.Namespace) -> int:
             page = render(f"Study {study.name}", lead, [part for part in parts if part is not None], footer, pictures)
             out.write_text(page, encoding="utf-8")
         except OSError as error:
-            raise ReportError(f"--out: {error.filename or out}: {error.strerror}") from None
+            raise UserError(f"--out: {error.filename or out}: {error.strerror}") from None
     print(f"{lead}\nwrote {out} ({len(page) / 1e6:.1f} MB) and {page.count('<figure ')} figures in {pictures}")
     if reason and checkpoint.exists():
         print(f"without the final training: {reason}")

@@ -26,10 +26,6 @@ SEARCH, DEV = "search split", "dev split"
 ORIGIN = ("task", "data", "table of rows", "corpus")
 
 
-class CompareError(UserError):
-    """The given things cannot be compared."""
-
-
 @dataclass(frozen=True, eq=False)
 class Item:
     """What is compared.
@@ -61,15 +57,15 @@ def item_of(text: str) -> Item:
     folder = Folder(path)
     if (path / "model.safetensors").exists() or (path / "config.json").exists():
         if not folder.architecture.exists():
-            raise CompareError(f"{path} is not a checkpoint of this project: it has no {folder.architecture.name}")
+            raise UserError(f"{path} is not a checkpoint of this project: it has no {folder.architecture.name}")
         if not folder.config.exists():  # as of `supernet.prune` and `supernet.experts`
             return Item(text, Architecture.load(folder.architecture))
         config = load_config(str(folder.config))
         return Item(text, Architecture.load(folder.architecture), config, checkpoint=path)
     if not folder.config.exists():
-        raise CompareError(f"{path} is neither a study's folder nor a checkpoint: it has no config.toml")
+        raise UserError(f"{path} is neither a study's folder nor a checkpoint: it has no config.toml")
     if not folder.architecture.exists():
-        raise CompareError(
+        raise UserError(
             f"{path} has no architecture.json, because none of its stages has ended; to compare one of its trials, "
             f"write its architecture to a file with: python -m nas.pick {path} --trial N"
         )
@@ -103,14 +99,14 @@ class Difference:
 
 
 def check_tasks(items: Sequence[Item]) -> None:
-    """Raise CompareError if two items are of different tasks, or two studies of different data; the rows of checkpoints
+    """Raise UserError if two items are of different tasks, or two studies of different data; the rows of checkpoints
     themselves are compared (`scored_checkpoints`).
     """
     scored = [item for item in items if item.study] + [item for item in items if item.checkpoint]
     for item in scored[1:]:
         for what, one, other in zip(ORIGIN, _origin(scored[0]), _origin(item), strict=True):
             if one != other and (what == "task" or item.study):
-                raise CompareError(
+                raise UserError(
                     f"{item.name} and {scored[0].name} cannot be compared on the same rows: the {what} is {other!r} "
                     f"and {one!r}; to see layers and costs alone, give their architecture.json files"
                 )
@@ -153,7 +149,7 @@ def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) ->
         first: score on so many rows; None: on all.
 
     Raises:
-        CompareError: the dev splits of the checkpoints differ.
+        UserError: the dev splits of the checkpoints differ.
         distill.training.teacher.TeacherError: a checkpoint cannot be loaded.
     """
     if sum(item.checkpoint is not None for item in items) < 2:
@@ -179,7 +175,7 @@ def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) ->
         dev = dev_set(context)
         for name, split in splits.items():
             if split != dev.split:
-                raise CompareError(f"{item.name} and {name} cannot be compared: their dev splits have different rows")
+                raise UserError(f"{item.name} and {name} cannot be compared: their dev splits have different rows")
         splits[item.name] = dev.split
         model = load_model(str(item.checkpoint), dev.task.labels, dev.task.kind, new_head=False)
         contributions = evaluate_rows(
@@ -194,7 +190,7 @@ def differences(items: Sequence[Item]) -> tuple[list[Difference], list[str]]:
     and what could not be compared.
 
     Raises:
-        CompareError: the numbers of rows differ.
+        UserError: the numbers of rows differ.
     """
     result: list[Difference] = []
     notes = [
@@ -225,7 +221,7 @@ def _difference(item: Item, reference: Item, split: str) -> Difference | None:
     lengths = {len(rows) for pair in pairs for rows in pair}
     if len(lengths) > 1:
         counts = " and ".join(f"{length:,}" for length in sorted(lengths))
-        raise CompareError(f"{item.name} and {reference.name} were scored on different rows: {counts} of them")
+        raise UserError(f"{item.name} and {reference.name} were scored on different rows: {counts} of them")
     lead = paired_lead(item.config, pairs)
     metric = metric_of_rows(item.config, pairs[0][0])
     sure = lead.standard_error == 0
