@@ -1,12 +1,10 @@
 """The drawings of architectures for the dashboard."""
 
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
-import optuna
 import pytest
 from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
 
@@ -78,22 +76,17 @@ def test_experts_are_named() -> None:
     assert int(wide.attrib["height"]) > int(ElementTree.fromstring(svg(plain)).attrib["height"])
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> Iterator[optuna.Study]:
+def test_a_trial_has_one_drawing(tmp_path: Path) -> None:
     study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "s/stage-1", SAMPLERS["random"](SPACE, 0))
-    yield study
-    close(study)
-
-
-def test_a_trial_has_one_drawing(study: optuna.Study, tmp_path: Path) -> None:
     folder = tmp_path / "artifacts"
     ledger.enqueue(study, SPACE, Architecture.uniform(BASE), "base model")
     for _ in range(2):  # it is lost and runs again
         trial, architecture = ledger.ask(study, SPACE, "random")
         add_drawing(study, trial.number, folder)
         ledger.requeue_unfinished(study)
-    (found,) = get_all_artifact_meta(study.get_trials()[0], storage=study._storage)
-    assert (found.filename, found.mimetype) == ("architecture.svg", "image/svg+xml")
-    with FileSystemArtifactStore(folder).open_reader(found.artifact_id) as file:
+    (artifact,) = get_all_artifact_meta(study.get_trials()[0], storage=study._storage)
+    assert (artifact.filename, artifact.mimetype) == ("architecture.svg", "image/svg+xml")
+    with FileSystemArtifactStore(folder).open_reader(artifact.artifact_id) as file:
         assert file.read().decode() == svg(architecture)
     assert len(list(folder.iterdir())) == 1
+    close(study)
