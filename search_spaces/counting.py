@@ -4,8 +4,6 @@ A cost is a tuple of integers, one for each budget. The first entry of a sum is 
 from above. Dynamic programming over the layers gives exact counts, which allow uniform sampling without rejection.
 """
 
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -49,19 +47,11 @@ def count_rest(costs: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -
     """
     if bounds.low > bounds.high[0] or min(bounds.high) < 0:
         return 0
-    if len(cap) > 1:
-        return _count_several(costs, bounds, cap)
-    totals, cumulative = _sums(costs, cap)
-    first, last = bisect_left(totals, (bounds.low,)), bisect_left(totals, (bounds.high[0] + 1,))
-    return cumulative[last] - cumulative[first]
-
-
-@lru_cache(maxsize=65_536)
-def _count_several(costs: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -> int:
-    """`count_rest` for several budgets. Cached because the first layer has the same bounds in every draw."""
-    totals, ways = _tuples(costs, cap)
+    totals, ways, cumulative = _sums(costs, cap)
     first = np.searchsorted(totals[:, 0], bounds.low)
     last = np.searchsorted(totals[:, 0], bounds.high[0], side="right")
+    if len(cap) == 1:
+        return int(cumulative[last] - cumulative[first])
     inside = (totals[first:last, 1:] <= np.array(bounds.high[1:])).all(axis=1)
     return int(ways[first:last][inside].sum())
 
@@ -87,45 +77,25 @@ def position_of(ways: Sequence[int], option: int) -> float:
 
 
 @lru_cache(maxsize=128)
-def _sums(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[list[Cost], list[int]]:
-    """For a single budget: the distinct sums, up to `cap`, of one cost per layer in ascending order, and the cumulative
-    counts: before each sum (and at the end) the number of ways to stay below it.
+def _sums(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct sums (N, budgets) of one cost per layer in ascending order, without those that exceed `cap`; the
+    number of ways (N,) to reach each; and the number of ways (N + 1,) to stay below each, and in all.
 
-    `cap` excludes sums that no bounds allow. `costs` is sorted so that the cache key is independent of the layers'
-    order.
-    """
-    if not costs:
-        return [(0,)], [0, 1]
-    totals, cumulative = _sums(costs[1:], cap)
-    ways: Counter[Cost] = Counter()
-    for (cost,), repeats in Counter(costs[0]).items():
-        for index in range(bisect_left(totals, (cap[0] - cost + 1,))):
-            ways[(totals[index][0] + cost,)] += repeats * (cumulative[index + 1] - cumulative[index])
-    ascending = sorted(ways)
-    counts_below = [0]
-    for total in ascending:
-        counts_below.append(counts_below[-1] + ways[total])
-    return ascending, counts_below
-
-
-@lru_cache(maxsize=128)
-def _tuples(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[np.ndarray, np.ndarray]:
-    """For several budgets: the distinct sums (N, budgets) in ascending order, and the number of ways (N,) to reach
-    each.
+    `costs` is sorted so that the cache key is independent of the layers' order.
     """
     # Use Python integers if the number of all ways might not fit into 64 bits.
     exact = np.int64 if prod(map(len, costs)) < 2**62 else np.object_
-    if not costs:
-        return np.zeros((1, len(cap)), np.int64), np.ones(1, exact)
-    totals, ways = _tuples(costs[1:], cap)
-    layer, repeats = np.unique(np.array(costs[0], np.int64), axis=0, return_counts=True)
-    sums = (layer[:, None] + totals).reshape(-1, len(cap))
-    products = np.multiply.outer(repeats.astype(exact), ways.astype(exact)).reshape(-1)
-    within = (sums <= np.array(cap)).all(axis=1)
-    sums, products = sums[within], products[within]
-    if not len(sums):
-        return sums, products
-    order = np.lexsort(sums.T[::-1])
-    sums, products = sums[order], products[order]
-    starts = np.flatnonzero(np.append(True, (np.diff(sums, axis=0) != 0).any(axis=1)))
-    return sums[starts], np.add.reduceat(products, starts)
+    sums, ways = np.zeros((1, len(cap)), np.int64), np.ones(1, exact)
+    if costs:
+        totals, ways, _ = _sums(costs[1:], cap)
+        layer, repeats = np.unique(np.array(costs[0], np.int64), axis=0, return_counts=True)
+        sums = (layer[:, None] + totals).reshape(-1, len(cap))
+        products = np.multiply.outer(repeats.astype(exact), ways.astype(exact)).reshape(-1)
+        within = (sums <= np.array(cap)).all(axis=1)
+        sums, ways = sums[within], products[within]
+    if len(sums) > 1:
+        order = np.lexsort(sums.T[::-1])
+        sums, ways = sums[order], ways[order]
+        starts = np.flatnonzero(np.append(True, (np.diff(sums, axis=0) != 0).any(axis=1)))
+        sums, ways = sums[starts], np.add.reduceat(ways, starts)
+    return sums, ways, np.concatenate((np.zeros(1, exact), np.cumsum(ways)))

@@ -79,9 +79,13 @@ def _nearest_options(
     if len(costs) == 1:
         inside = (option for option, cost in enumerate(costs[0]) if cost in bounds)
         return [min(inside, key=distances[0].__getitem__)]
-    starts = (space.draw_sizes(costs, bounds, random.Random(seed).random) for seed in range(STARTS))
+
+    def start(seed: int) -> list[int]:
+        rng = random.Random(seed)
+        return space.draw_sizes(costs, bounds, lambda place: rng.random())
+
     return min(
-        (_descend(chosen, costs, distances, bounds) for chosen in starts),
+        (_descend(start(seed), costs, distances, bounds) for seed in range(STARTS)),
         key=lambda chosen: sum(row[option] for row, option in zip(distances, chosen, strict=True)),
     )
 
@@ -194,6 +198,3 @@ class _EditedTrial:
         if stored is not None:
             return stored
         return choices[0] if name.endswith("/op") else self.rng.choice(choices)
-
-    def suggest_float(self, name: str, low: float, high: float) -> float:
-        raise AssertionError("a graph has no sizes")

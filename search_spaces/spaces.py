@@ -26,7 +26,7 @@ from search_spaces.layer import FFN, Attention, Head, Layer
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
 from search_spaces.reasons import nothing_fits, sizes_problem
-from search_spaces.spelling import RandomTrial, Trial
+from search_spaces.spelling import GraphTrial, RandomTrial, Trial
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
 GRAPHS, SIZES = "graphs", "sizes"
@@ -129,16 +129,10 @@ class Space:
                 # Invariant: with the start's graphs in all remaining layers, some sizes fit the budget.
                 if row == costs[layer] or count_within([*costs[:layer], row, *costs[layer + 1 :]], self.bounds):
                     graphs[layer], costs[layer] = graph, row
-        parts = []
-        bounds = self.bounds
-        for place, options in enumerate(self.rows(graphs)[0]):
-            chosen = 0
-            if len(options) > 1:
-                position = trial.suggest_float(f"{self._name(place)}/size", 0.0, 1.0)
-                chosen = invert(self._ways(costs, place, bounds), position)
-            parts.append(options[chosen])
-            bounds = bounds.without(costs[place][chosen])
-        return self.of_parts(parts)
+        sizes = self.draw_sizes(
+            costs, self.bounds, lambda place: trial.suggest_float(f"{self._name(place)}/size", 0.0, 1.0)
+        )
+        return self.of_parts([options[size] for options, size in zip(self.rows(graphs)[0], sizes, strict=True)])
 
     def choices(self, architecture: Architecture) -> dict[str, str | float]:
         """The values of a trial's parameters for which `suggest` returns this architecture.
@@ -264,7 +258,7 @@ class Space:
         """Whether the space's grammar can express this graph."""
         return self.choices_of_graph(graph, "") is not None
 
-    def suggest_graph(self, trial: Trial, name: str) -> FFNGraph:
+    def suggest_graph(self, trial: GraphTrial, name: str) -> FFNGraph:
         """The graph that a trial's choices define; the names of their parameters start with `name`."""
         return suggest_graph(trial, name, self.activation, self.gated, self.max_height)
 
@@ -307,12 +301,14 @@ class Space:
         return [options for options, _ in rows], [costs for _, costs in rows]
 
     def draw_sizes(
-        self, costs: Sequence[tuple[Cost, ...]], bounds: Bounds, random_position: Callable[[], float]
+        self, costs: Sequence[tuple[Cost, ...]], bounds: Bounds, position: Callable[[int], float]
     ) -> list[int]:
-        """The index of one option for each row, uniform within the bounds if `random_position` is uniform in [0, 1]."""
+        """The index of one option for each row, uniform within the bounds if `position` is uniform in [0, 1] for every
+        row with several options.
+        """
         chosen: list[int] = []
         for place, row in enumerate(costs):
-            chosen.append(invert(self._ways(costs, place, bounds), random_position()))
+            chosen.append(invert(self._ways(costs, place, bounds), position(place)) if len(row) > 1 else 0)
             bounds = bounds.without(row[chosen[-1]])
         return chosen
 

@@ -1,7 +1,7 @@
 """Optuna's tree-structured Parzen estimator (TPE) over the sizes."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import optuna
@@ -14,7 +14,7 @@ from nas.samplers.random import RandomSampler
 from nas.study.description import choices_of
 from nas.study.ledger import Observation
 from search_spaces.architecture import Architecture
-from search_spaces.spaces import Space
+from search_spaces.spelling import RandomTrial
 
 # Proposals are random until this many trials are complete.
 N_STARTUP_TRIALS = 8
@@ -44,7 +44,7 @@ class TPE(RandomSampler):
         sizes.add_trials([trial for trial in trials if trial.params])
         distributions = {name: distribution for trial in trials for name, distribution in trial.distributions.items()}
         while True:
-            yield self.space.suggest(_Estimated(self.space, rng, sizes.ask(distributions).params))
+            yield self.space.suggest(_Estimated(self.space.draw, rng, sizes.ask(distributions).params))
 
 
 def _with_sizes_alone(trial: FrozenTrial) -> FrozenTrial:
@@ -62,15 +62,10 @@ def _with_sizes_alone(trial: FrozenTrial) -> FrozenTrial:
 
 
 @dataclass(frozen=True)
-class _Estimated:
+class _Estimated(RandomTrial):
     """The choices of an architecture: operations are drawn at random, sizes come from the estimator."""
 
-    space: Space
-    rng: random.Random
     sizes: Mapping[str, float]
-
-    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
-        return self.space.draw(name, choices, self.rng)
 
     def suggest_float(self, name: str, low: float, high: float) -> float:
         return self.sizes[name]
