@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from search_spaces import DENSE, FFN, Architecture, Base, Experts, FFNGraph, Space, cost
+from search_spaces import DENSE, FFN, Architecture, Attention, Base, Experts, FFNGraph, Head, Layer, Space, cost
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.strategies import small_space
@@ -22,15 +22,30 @@ ROUTED = (
 )
 
 
-def all_sizes(space: Space, graphs: Sequence[FFNGraph]) -> list[tuple[FFN, ...]]:
-    """Every combination of sizes within the budget, by brute force."""
-    choices = list(itertools.product(*(space.genes[name] for name in ("stack", "expansion", "experts"))))
+def members(space: Space, graphs: Sequence[FFNGraph]) -> list[Architecture]:
+    """Every architecture with these graphs whose sizes are in the space and within its budget, by brute force."""
+    sizes = list(itertools.product(*(space.genes[name] for name in ("stack", "expansion", "experts"))))
+    attentions = [Attention(space.base.heads, count) for count in space.genes["attention_experts"]]
     # All sizes without an FFN are the same.
-    options = [{genes for size in choices if splits(genes := FFN(graph, *size), space.base)} for graph in graphs]
-    return [
-        layers
+    options = [
+        dict.fromkeys(
+            Layer(attention, ffn)
+            for attention in attentions
+            for size in sizes
+            if splits(ffn := FFN(graph, *size), space.base)
+        )
+        for graph in graphs
+    ]
+    every = (
+        Architecture(space.base, layers, Head(count))
         for layers in itertools.product(*options)
-        if space.min_params <= cost.params(Architecture.of_ffns(space.base, layers), space.labels) <= space.max_params
+        for count in space.genes["head_experts"]
+    )
+    return [
+        one
+        for one in every
+        if space.min_params <= cost.params(one, space.labels) <= space.max_params
+        and all(limit.total(one) <= limit.maximum for limit in space.limits)
     ]
 
 
@@ -62,7 +77,30 @@ def kinds_of_space(gated: bool = False) -> dict[str, Space]:
         if space.start is not None:
             space = replace(space, start=without_ffn(space.start, 1))
         found[f"{kind}, no FFN"] = space
-    return found
+    return found | of_attention_and_head()
+
+
+def of_attention_and_head() -> dict[str, Space]:
+    """Spaces with experts of attention and head, and few other sizes."""
+    genes = {"stack": (1,), "expansion": (Fraction(1), Fraction(1, 4)), "attention_experts": (4, 1, 2)}
+    space = replace(of_genes(small_space(1, 10**9), **genes, head_experts=(1, 3)), min_params=20_000, max_params=40_000)
+    start = Architecture.uniform(space.base, expansion=Fraction(1, 2), attention_experts=2)
+    # With a gate in every attention, this does not leave enough for three prediction layers.
+    least = cost.macs(Architecture.uniform(space.base, expansion=Fraction(1, 4)), 8, 3)
+    macs = Limit(
+        "macs",
+        0,
+        lambda base, layer: cost.layer_macs(base, layer, 8),
+        least + 3000,
+        lambda base, head: cost.head_macs(base, head, 8, 3),
+    )
+    return {
+        "attention and head": space,
+        "attention and head, limited": replace(space, min_params=1, max_params=10**6, limits=(macs,)),
+        "attention and head, experts": of_genes(space, experts=(DENSE, Experts(2, Fraction(1), "token_gate"))),
+        "attention": of_genes(space, head_experts=(1,)),
+        "attention and head, sizes": replace(space, start=start, vary=frozenset({SIZES})),
+    }
 
 
 def without_ffn(architecture: Architecture, *layers: int) -> Architecture:
@@ -76,4 +114,7 @@ def of_genes(space: Space, **choices: Sequence[object]) -> Space:
     return replace(space, genes={**space.genes, **choices})
 
 
-KINDS = [f"{kind}{more}" for more in ("", ", experts", ", no FFN") for kind in ("both", "limited", "graphs", "sizes")]
+KINDS = [
+    *(f"{kind}{more}" for more in ("", ", experts", ", no FFN") for kind in ("both", "limited", "graphs", "sizes")),
+    *of_attention_and_head(),
+]

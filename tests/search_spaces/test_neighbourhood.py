@@ -10,7 +10,7 @@ import pytest
 
 from search_spaces import DENSE, Architecture, Base, Experts, Space, neighbourhood
 from search_spaces.spaces import GRAPHS, SIZES
-from tests.search_spaces.small_spaces import KINDS, ROUTED, all_sizes, kinds_of_space, of_genes
+from tests.search_spaces.small_spaces import KINDS, ROUTED, kinds_of_space, members, of_genes
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -25,14 +25,16 @@ def test_neighbours_are_other_members_near_by(kind: str, gated: bool) -> None:
         for neighbour in neighbours:
             assert neighbour in space
             assert neighbour != architecture
+            assert 1 <= sum(a != b for a, b in zip(architecture.parts, neighbour.parts, strict=True)) <= 2
             pairs = list(zip(architecture.ffns, neighbour.ffns, strict=True))
-            assert 1 <= sum(a != b for a, b in pairs) <= 2
             with_ffn = [(a, b) for a, b in pairs if a.stack and b.stack]
             assert sum(a.graph != b.graph for a, b in with_ffn) <= 1
             if SIZES not in space.vary:
                 assert all(replace(a, graph=b.graph) == b for a, b in pairs)
             if GRAPHS not in space.vary:
-                assert all(a.graph == b.graph for a, b in with_ffn)
+                # A layer that gets an FFN gets the default graph.
+                graphs = zip(neighbour.ffns, space.start_graphs, strict=True)
+                assert all(ffn.graph == graph for ffn, graph in graphs if ffn.stack)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,7 +49,8 @@ def test_neighbours_lead_everywhere(kind: str) -> None:
     for place in range(space.base.depth):
         # Stage 2 keeps a layer without an FFN.
         keeps = kind == "graphs, no FFN" and place == 1
-        assert (len({other.ffns[place] for other in seen}) > 3) != keeps
+        assert (len({other.layers[place] for other in seen}) > 3) != keeps
+    assert len({other.head for other in seen}) == len(space.head_sizes)
 
 
 @pytest.mark.parametrize(("kind", "experts"), [("sizes", (DENSE,)), ("sizes", ROUTED[:2]), ("sizes, no FFN", (DENSE,))])
@@ -68,16 +71,15 @@ def test_the_nearest_member(kind: str) -> None:
     space = kinds_of_space()[kind]
     member = space.sample(random.Random(1))
     assert neighbourhood.nearest(space, member) == member
-    odd = Architecture.uniform(space.base, stack=2, expansion=Fraction(5, space.base.inner))
+    odd = Architecture.uniform(space.base, stack=2, expansion=Fraction(5, space.base.inner), attention_experts=2)
     nearest = neighbourhood.nearest(space, odd)
     assert odd not in space
     assert nearest in space
     assert next(neighbourhood.neighbours(space, odd, random.Random(0))) == nearest
-    if space.vary == {SIZES}:
-        everything = all_sizes(space, space.start_graphs)
+    if space.vary == {SIZES} or kind == "attention and head":
         distance = partial(neighbourhood.distance, space.base)
-        best = min(sum(map(distance, odd.with_ffns(ffns).layers, odd.layers)) for ffns in everything)
-        assert sum(map(distance, nearest.layers, odd.layers)) == pytest.approx(best)
+        best = min(sum(map(distance, one.parts, odd.parts)) for one in members(space, space.start_graphs))
+        assert sum(map(distance, nearest.parts, odd.parts)) == pytest.approx(best)
 
 
 def test_the_nearest_member_of_one_layer() -> None:

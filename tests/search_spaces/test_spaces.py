@@ -27,7 +27,7 @@ from search_spaces import (
 )
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
-from tests.search_spaces.small_spaces import HIGH, KINDS, LOW, ROUTED, all_sizes, kinds_of_space, of_genes, splits
+from tests.search_spaces.small_spaces import HIGH, KINDS, LOW, ROUTED, kinds_of_space, members, of_genes, splits
 from tests.search_spaces.strategies import broken_rules, small_space
 
 BASE = PUBLISHED["base"].base
@@ -189,7 +189,7 @@ def test_sizes_are_uniform_in_the_budget(low: int, high: int, experts: tuple[Exp
     space = small_space(low, high, experts=experts)
     graphs = [GELU, FFNGraph.parse("project(relu(mul(expand(x),x)))"), GELU]
     choices = {"layer2/mid/op": "mul", "layer2/mid/right/own-x": "x", "layer2/mid/outer": "relu"}
-    expected = all_sizes(space, graphs)
+    expected = [member.ffns for member in members(space, graphs)]
     assert 20 < len(expected) < 216
     assert {genes.experts for layers in expected for genes in layers} == set(experts)
 
@@ -212,7 +212,7 @@ def test_sizes_are_uniform_in_the_budget(low: int, high: int, experts: tuple[Exp
 def test_size_count_by_brute_force(low: int) -> None:
     for experts in ((DENSE,), ROUTED):
         space = small_space(low, HIGH, experts=experts)
-        assert space.size_count() == len(all_sizes(space, [GELU] * 3))
+        assert space.size_count() == len(members(space, [GELU] * 3))
 
 
 def test_deep_spaces_count_beyond_floats() -> None:
@@ -327,6 +327,7 @@ def test_choices_are_the_inverse_of_suggest(kind: str, gated: bool) -> None:
     for seed in range(60):
         architecture = space.sample(random.Random(seed))
         assert architecture in space
+        assert space.min_params <= cost.params(architecture, space.labels) <= space.max_params
         trial = optuna.trial.FixedTrial(space.choices(architecture))
         assert space.suggest(trial) == architecture
 

@@ -1,13 +1,10 @@
 """Spaces in which layers may have no FFN."""
 
-import itertools
 import random
 from dataclasses import replace
 
 import optuna
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from search_spaces import (
     DENSE,
@@ -16,7 +13,6 @@ from search_spaces import (
     Architecture,
     Attention,
     Experts,
-    FFNGraph,
     Layer,
     SpaceError,
     cost,
@@ -24,7 +20,7 @@ from search_spaces import (
 )
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
-from tests.search_spaces.small_spaces import HIGH, LOW, ROUTED, all_sizes, of_genes, without_ffn
+from tests.search_spaces.small_spaces import ROUTED, members, of_genes, without_ffn
 from tests.search_spaces.strategies import small_space
 
 
@@ -34,45 +30,10 @@ def test_no_ffn_is_one_of_the_sizes() -> None:
         none = Layer(Attention(space.base.heads), FFN(stack=0))
         assert [layer for layer in space.sizes if not layer.ffn.stack] == [none]
         assert set(space.sizes) == {none, *of_genes(space, stack=(1, 2)).sizes}
-        assert space.size_count() == len(space.sizes) ** 3 == len(all_sizes(space, [GELU] * 3))
+        assert space.size_count() == len(space.sizes) ** 3 == len(members(space, [GELU] * 3))
         assert space.options(0, GELU)[0] == none
     with pytest.raises(SpaceError, match="no combination is possible; at 1/4, 5 experts"):
         of_genes(small_space(1, 10**9), stack=(0, 1), experts=(Experts(5),))
-
-
-@settings(max_examples=100)
-@given(
-    st.randoms(use_true_random=False),
-    st.sampled_from(["relu", "gelu"]),
-    st.sampled_from([frozenset({GRAPHS}), frozenset({SIZES}), frozenset({GRAPHS, SIZES})]),
-    st.lists(st.integers(0, 2), max_size=3),
-    st.sampled_from([(DENSE,), ROUTED]),
-    st.sampled_from([1, LOW]),
-)
-def test_round_trips_without_ffns(
-    rng: random.Random,
-    activation: str,
-    vary: frozenset[str],
-    without: list[int],
-    experts: tuple[Experts, ...],
-    low: int,
-) -> None:
-    """Of members of all stages that start with and without FFNs; a layer that gets one gets the default graph."""
-    graph = FFNGraph.parse(f"project({activation}(expand(x)))")
-    space = of_genes(replace(small_space(low, 2 * HIGH, experts=experts), graph=graph), stack=(0, 1, 2))
-    start = without_ffn(replace(space, min_params=1).sample(rng), *without)
-    space = replace(space, start=start, vary=vary, min_params=low if SIZES in vary and GRAPHS not in vary else 1)
-    architecture = space.sample(rng)
-    members = [architecture, *itertools.islice(neighbourhood.neighbours(space, architecture, rng), 10)]
-    for member in members:
-        assert member in space
-        assert space.suggest(optuna.trial.FixedTrial(space.choices(member))) == member
-        assert neighbourhood.nearest(space, member) == member
-        for layer, (genes, first) in enumerate(zip(member.ffns, start.ffns, strict=True)):
-            if SIZES not in vary:
-                assert (genes.stack, genes.expansion, genes.experts) == (first.stack, first.expansion, first.experts)
-            elif GRAPHS not in vary and genes.stack:
-                assert genes.graph == (first.graph if first.stack else graph) == space.start_graphs[layer]
 
 
 def test_no_ffn_anywhere() -> None:
