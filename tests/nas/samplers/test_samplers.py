@@ -3,7 +3,7 @@
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from math import log
 from pathlib import Path
@@ -99,10 +99,17 @@ def ask(study: optuna.Study, space: Space = SPACE) -> tuple[int, Architecture]:
 
 
 def drawn(
-    sampler: str, seed: int, count: int, space: Space = SPACE, outcome: Outcome = OUTCOMES["random"]
+    sampler: str,
+    seed: int,
+    count: int,
+    space: Space = SPACE,
+    outcome: Outcome = OUTCOMES["random"],
+    baselines: Sequence[Architecture] = (),
 ) -> list[Architecture]:
-    """The sampler's proposals; each gets its score before the next is drawn."""
+    """The baselines and then the sampler's proposals; each gets its score before the next is drawn."""
     study = new_study(sampler, seed, space)
+    for baseline in baselines:
+        ledger.enqueue(study, space, baseline, "baseline")
     found = []
     for _ in range(count):
         number, architecture = ask(study, space)
@@ -123,13 +130,29 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_proposals_are_new_members_and_decided_by_the_seed(sampler: str, kind: str) -> None:
+    """Also after baselines that are no members, and that score best: the base model exceeds the budget, and others have
+    sizes and graphs outside the space.
+    """
     space = SPACES[kind]
-    found = drawn(sampler, 3, 18, space, OUTCOMES["mixed"])
+    odd = Fraction(23, 48)
+    strange = FFNGraph.parse("project(tanh(tanh(gelu(expand(x)))))")
+    baselines = [
+        Architecture.uniform(BASE),
+        Architecture.uniform(BASE, expansion=odd),
+        Architecture.of_ffns(BASE, (FFN(strange, 1, odd), *START.ffns[1:])),
+    ]
+
+    def proposed(seed: int) -> list[Architecture]:
+        outcome = lambda number: 2.0 - number if number < 3 else OUTCOMES["mixed"](number)  # noqa: E731
+        first, *others = drawn(sampler, seed, 20, space, outcome, baselines)
+        assert [first, *others[:2]] == baselines
+        return others[2:]
+
+    found = proposed(3)
     assert all(one in space for one in found)
-    assert len(set(map(function_key, found))) == 18
-    assert drawn(sampler, 3, 18, space, OUTCOMES["mixed"]) == found
-    other = drawn(sampler, 4, 18, space, OUTCOMES["mixed"])
-    assert sum(a == b for a, b in zip(found, other, strict=True)) < 5
+    assert len(set(map(function_key, [*baselines, *found]))) == 20
+    assert proposed(3) == found
+    assert sum(a == b for a, b in zip(found, proposed(4), strict=True)) < 5
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
@@ -222,33 +245,6 @@ def test_a_space_of_one_member(sampler: str, outcome: str) -> None:
         BASE, {"stack": (1,), "expansion": (Fraction(1, 2),)}, 1, 10**9, start=uniform, vary=frozenset({SIZES})
     )
     assert drawn(sampler, 0, 14, alone, OUTCOMES[outcome]) == [uniform] * 14
-
-
-@pytest.mark.parametrize("kind", SPACES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_baselines_that_are_no_members(sampler: str, kind: str) -> None:
-    """The base model exceeds the budget, and other baselines have sizes and graphs outside the space. All of them score
-    best.
-    """
-    space = SPACES[kind]
-    study = new_study(sampler, 0, space)
-    odd = Fraction(23, 48)
-    strange = FFNGraph.parse("project(tanh(tanh(gelu(expand(x)))))")
-    baselines = [
-        Architecture.uniform(BASE),
-        Architecture.uniform(BASE, expansion=odd),
-        Architecture.of_ffns(BASE, (FFN(strange, 1, odd), *START.ffns[1:])),
-    ]
-    for baseline in baselines:
-        ledger.enqueue(study, space, baseline, "baseline")
-    found = []
-    for _ in range(20):
-        number, architecture = ask(study, space)
-        found.append(architecture)
-        tell(study, number, 2.0 - number if number < 3 else OUTCOMES["mixed"](number))
-    assert found[:3] == baselines
-    assert all(one in space for one in found[3:])
-    assert len(set(map(function_key, found))) == 20
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
