@@ -57,8 +57,8 @@ class Architecture:
         if len(self.layers) != self.base.depth:
             raise ArchitectureError(f"layers: {len(self.layers)} given, but base.depth is {self.base.depth}")
         for index, layer in enumerate(self.layers):
-            if problem := layer.problem(self.base):
-                raise ArchitectureError(f"layers[{index}].{problem}")
+            if reason := layer.invalid_reason(self.base):
+                raise ArchitectureError(f"layers[{index}].{reason}")
 
     @property
     def ffns(self) -> tuple[FFN, ...]:

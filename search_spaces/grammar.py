@@ -116,13 +116,13 @@ def _suggest_segment(trial: GraphTrial, name: str, first: str, segment_input: st
 
 def _segments(first: str, segment_input: str, earlier: dict[str, str]) -> frozenset[str]:
     """All formulas of `_suggest_segment`."""
-    found: set[str] = set()
+    formulas: set[str] = set()
     pending: list[tuple[str, ...]] = [()]
     while pending:
         trial = _FixedTrial(pending.pop())
-        found.add(_suggest_segment(trial, "", first, segment_input, earlier))
+        formulas.add(_suggest_segment(trial, "", first, segment_input, earlier))
         pending += trial.others
-    return frozenset(found)
+    return frozenset(formulas)
 
 
 class _FixedTrial:

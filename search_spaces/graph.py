@@ -232,8 +232,8 @@ def _check_linear(nodes: Sequence[Node]) -> None:
     for op, minimum in (("expand", 1), ("project", 1), ("gate", 0)):
         count = sum(node.op == op for node in nodes)
         if not minimum <= count <= 1:
-            found = f"{count} different ones" if count else "none"
-            raise GraphError(f"a graph has {'exactly' if minimum else 'at most'} one {op!r}, found {found}")
+            counted = f"{count} different ones" if count else "none"
+            raise GraphError(f"a graph has {'exactly' if minimum else 'at most'} one {op!r}, found {counted}")
 
 
 def _check_kinds(graph: FFNGraph) -> None:

@@ -158,7 +158,7 @@ class FFN:
         shared = self.shared_channels(base)
         return shared + (base.inner - shared) // self.experts.count
 
-    def problem(self, base: Base) -> str:
+    def invalid_reason(self, base: Base) -> str:
         """Why this FFN is invalid on this base, starting with the value's name; empty if it is valid."""
         inner = self.inner(base)
         if self.stack and inner < 1:
@@ -212,7 +212,7 @@ class Attention:
         check_integer("attention.heads", self.heads, 65_536, smallest=0)
         check_integer("attention.experts", self.experts, MOST_EXPERTS)
 
-    def problem(self, base: Base) -> str:
+    def invalid_reason(self, base: Base) -> str:
         """Why this attention is invalid on this base, starting with the value's name; empty if it is valid."""
         if self.heads > base.heads:
             return f"heads: must be at most base.heads, which is {base.heads}, not {self.heads}"
@@ -228,11 +228,11 @@ class Layer:
     attention: Attention
     ffn: FFN = FFN()
 
-    def problem(self, base: Base) -> str:
+    def invalid_reason(self, base: Base) -> str:
         """Why this layer is invalid on this base, starting with the place of the value; empty if it is valid."""
         for name, part in (("attention", self.attention), ("ffn", self.ffn)):
-            if problem := part.problem(base):
-                return f"{name}.{problem}"
+            if reason := part.invalid_reason(base):
+                return f"{name}.{reason}"
         return ""
 
     def to_json(self) -> dict[str, Any]:

@@ -46,8 +46,7 @@ def parse_released(text: str) -> tuple[FFNGraph, int, Fraction]:
 
     graph = read_terms(text, formula)
     if len(names) != 1:
-        found = ", ".join(sorted(names)) or "none"
-        raise GraphError(f"the linear maps of one layer have one name, found {found}")
+        raise GraphError(f"the linear maps of one layer have one name, found {', '.join(sorted(names)) or 'none'}")
     match = _LINEAR.fullmatch(names.pop())
     assert match is not None
     return FFNGraph.parse(graph), int(match[1]), Fraction(1, int(match[2]))

@@ -12,8 +12,8 @@ from search_spaces.layer import FFN
 from search_spaces.limits import Limit
 
 
-def sizes_problem(base: Base, graph: FFNGraph, choices: Mapping[str, Sequence[Any]]) -> str:
-    """Why no layer can have one of these sizes, or none has an FFN; empty if there is no problem."""
+def no_size_reason(base: Base, graph: FFNGraph, choices: Mapping[str, Sequence[Any]]) -> str:
+    """Why no layer can have one of these sizes, or none has an FFN; empty if some can."""
     stacks, expansions, experts = (choices[name] for name in ("stack", "expansion", "experts"))
     try:
         for stack, expansion in product(stacks, expansions):
@@ -22,14 +22,14 @@ def sizes_problem(base: Base, graph: FFNGraph, choices: Mapping[str, Sequence[An
         return f"stacks and expansions: {error}"
     if not any(stacks):
         return "stacks: a supernet has blocks, so at least one stack must be above 0 (0: no FFN)"
-    if all(FFN(graph, 1, *size).problem(base) for size in product(expansions, experts)):
+    if all(FFN(graph, 1, *size).invalid_reason(base) for size in product(expansions, experts)):
         smallest = min(expansions)
-        problem = FFN(graph, 1, smallest, experts[0]).problem(base)
-        return f"expansions and experts: no combination is possible; at {smallest}, {problem.removeprefix('experts: ')}"
+        reason = FFN(graph, 1, smallest, experts[0]).invalid_reason(base)
+        return f"expansions and experts: no combination is possible; at {smallest}, {reason.removeprefix('experts: ')}"
     return ""
 
 
-def nothing_fits(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: int, limits: Sequence[Limit]) -> str:
+def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: int, limits: Sequence[Limit]) -> str:
     """The message of `SpaceError` for an empty space: which bounds no architecture keeps, and what would help.
 
     Args:

@@ -25,7 +25,7 @@ from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import FFN, Attention, Head, Layer
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
-from search_spaces.reasons import nothing_fits, sizes_problem
+from search_spaces.reasons import no_fit_reason, no_size_reason
 from search_spaces.spelling import GraphTrial, RandomTrial, Trial
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
@@ -107,13 +107,13 @@ class Space:
             raise SpaceError("vary: without a start, both graphs and sizes must vary; give a start, or leave out vary")
         if self.start is not None and self.start.base != self.base:
             raise SpaceError(f"start: its base differs from the space's in {self.start.base.differences(self.base)}")
-        if problem := sizes_problem(self.base, self.graph, self.genes):
-            raise SpaceError(problem)
+        if reason := no_size_reason(self.base, self.graph, self.genes):
+            raise SpaceError(reason)
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         if not self.size_count():
             _, costs = self.rows(self.start_graphs)
-            raise SpaceError(nothing_fits(self.bounds, costs, embedding_params(self.base), self.limits))
+            raise SpaceError(no_fit_reason(self.bounds, costs, embedding_params(self.base), self.limits))
 
     def suggest(self, trial: Trial) -> Architecture:
         """The architecture that a trial's choices define; any choices give a member of the space.
@@ -140,7 +140,7 @@ class Space:
         Raises:
             SpaceError: there are none: it is outside the budget, or has a graph or size that is not in the space.
         """
-        if reason := self._why_not(architecture):
+        if reason := self._outside_reason(architecture):
             raise SpaceError(f"the architecture is not a member of the space: {reason}")
         result: dict[str, str | float] = {}
         graphs = self.graphs_of(architecture)
@@ -159,7 +159,7 @@ class Space:
         return result
 
     def __contains__(self, architecture: object) -> bool:
-        return isinstance(architecture, Architecture) and not self._why_not(architecture)
+        return isinstance(architecture, Architecture) and not self._outside_reason(architecture)
 
     def within_budget(self, architecture: Architecture) -> bool:
         """Whether the architecture's costs are within the budget; its parts need not be in the space."""
@@ -201,7 +201,7 @@ class Space:
             changed = part
             for gene, value in zip(genes, values, strict=True):
                 changed = gene.replace(changed, value)
-            if isinstance(changed, Head) or not changed.problem(self.base):
+            if isinstance(changed, Head) or not changed.invalid_reason(self.base):
                 parts.append(changed)
         return tuple(dict.fromkeys(parts))
 
@@ -359,7 +359,7 @@ class Space:
         rest = tuple(sorted(costs[place + 1 :]))
         return [count_rest(rest, bounds.without(cost), self.bounds.high) for cost in costs[place]]
 
-    def _why_not(self, architecture: Architecture) -> str:
+    def _outside_reason(self, architecture: Architecture) -> str:
         """The reason why the architecture is not a member; empty if it is one."""
         if architecture.base != self.base:
             return "it is on another base"

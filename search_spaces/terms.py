@@ -34,8 +34,8 @@ def read_terms(text: str, make: Callable[[str, tuple[T, ...]], T]) -> T:
 
     def unexpected(wanted: str) -> GraphError:
         token, place = tokens[position]
-        found = f"found {shortened(token)} at character {place + 1}" if token else "the formula ends"
-        return GraphError(f"expected {wanted}, but {found}")
+        what = f"found {shortened(token)} at character {place + 1}" if token else "the formula ends"
+        return GraphError(f"expected {wanted}, but {what}")
 
     position = 0
     opened: list[tuple[str, list[T]]] = []

@@ -124,13 +124,13 @@ def allocate(
 
 def allocations(space: Space, losses: PredictedLosses, number: int) -> list[Architecture]:
     """Up to `number` allocations, the best first, any two of which differ in at least `DISTANCE` layers."""
-    found: list[Architecture] = []
-    while len(found) < number:
-        architecture = allocate(space, losses, exclude=found, distance=min(DISTANCE, space.base.depth))
+    results: list[Architecture] = []
+    while len(results) < number:
+        architecture = allocate(space, losses, exclude=results, distance=min(DISTANCE, space.base.depth))
         if architecture is None:
             break
-        found.append(architecture)
-    return found
+        results.append(architecture)
+    return results
 
 
 def _options(space: Space, layer: int) -> list[Layer]:

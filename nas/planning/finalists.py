@@ -105,12 +105,12 @@ def confirmations(study: optuna.Study, functions: Sequence[str], seeds: Sequence
     Args:
         study: the study in which all stages confirm.
     """
-    found: dict[str, dict[int, Confirmation]] = {function: {} for function in functions}
+    results: dict[str, dict[int, Confirmation]] = {function: {} for function in functions}
     for trial in ledger.scored(study):
         function, seed, rows = (attribute(trial, name) for name in (ledger.FUNCTION, ledger.SEED, ROWS))
-        if function in found and seed in seeds:
-            found[function][seed] = Confirmation(trial.values[0], None if rows is None else decode(rows))
-    return {function: dict(sorted(of_seeds.items())) for function, of_seeds in found.items()}
+        if function in results and seed in seeds:
+            results[function][seed] = Confirmation(trial.values[0], None if rows is None else decode(rows))
+    return {function: dict(sorted(of_seeds.items())) for function, of_seeds in results.items()}
 
 
 def summary(ranked: list[FrozenTrial], confirmed: Confirmed, study: optuna.Study, metric: Metric) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def reference_of(ranked: Sequence[FrozenTrial], confirmed: Confirmed, study: opt
     ]
 
     def confirmed_mean(trial: FrozenTrial) -> float:
-        return mean(found.score for found in confirmed[attribute(trial, ledger.FUNCTION)].values())
+        return mean(confirmation.score for confirmation in confirmed[attribute(trial, ledger.FUNCTION)].values())
 
     return max(candidates, key=confirmed_mean, default=None)
 
@@ -193,14 +193,14 @@ def lead(
 
 def lead_line(winner: Mapping[str, Any]) -> str | None:
     """The lead of a stage's winner in one line; None if it is not known."""
-    found = winner["lead"]
-    if found is None:
+    lead = winner["lead"]
+    if lead is None:
         return None
-    over = shown(found["over"])
-    if found["over_trial"] == winner["trial"]:
+    over = shown(lead["over"])
+    if lead["over_trial"] == winner["trial"]:
         return f"winner: the baseline {over.removeprefix('the ')}"
-    seeds = f"{len(found['seeds'])} seed{'s' if len(found['seeds']) > 1 else ''}"
-    return f"winner: {found['value']:+.4f} ± {found['standard_error']:.4f} over {over} (paired, {seeds})"
+    seeds = f"{len(lead['seeds'])} seed{'s' if len(lead['seeds']) > 1 else ''}"
+    return f"winner: {lead['value']:+.4f} ± {lead['standard_error']:.4f} over {over} (paired, {seeds})"
 
 
 def row_of(trial: FrozenTrial) -> dict[str, Any]:

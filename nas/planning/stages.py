@@ -121,8 +121,8 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
             baselines.append((all_base_graphs(start, graph), WINNER_WITH_BASE_GRAPHS, None))
     if workspace.compensation is not None:
         losses = PredictedLosses.load(workspace.compensation.predictions, base, graph)
-        found = allocations(space, losses, len(ALLOCATED))
-        baselines += [(architecture, origin, None) for architecture, origin in zip(found, ALLOCATED, strict=False)]
+        allocated = allocations(space, losses, len(ALLOCATED))
+        baselines += [(architecture, origin, None) for architecture, origin in zip(allocated, ALLOCATED, strict=False)]
     return Plan(stage, table, space, baselines, start, config.goals[1:])
 
 

@@ -74,9 +74,9 @@ class PublishedLaNAS(TreeSampler):
             drawn += batch
             features = self.features(batch)
             in_leaf = np.logical_and.reduce([region.has(features) for region in path])
-            found = [member for member, there in zip(batch, in_leaf, strict=True) if there and member not in known]
-            if found:
-                return found
+            new = [member for member, there in zip(batch, in_leaf, strict=True) if there and member not in known]
+            if new:
+                return new
         new = [member for member in drawn if member not in known]
         return [new[row] for row in within(path, self.features(new))] if new else []
 

@@ -74,10 +74,10 @@ class Folder:
         file = self.best(stage)
         if not file.exists():
             return None
-        found = read_json(file)
-        if not isinstance(found, dict) or not isinstance(found.get("winner"), dict) or "trial" not in found["winner"]:
+        best = read_json(file)
+        if not isinstance(best, dict) or not isinstance(best.get("winner"), dict) or "trial" not in best["winner"]:
             raise ConfigError(f"{file} is not the best.json of a stage: it has no winner")
-        return found
+        return best
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -26,13 +26,11 @@ def prefix_of(folder: Folder, storage: str | None = None) -> str:
         storage: the storage URL; by default that of the database in the folder, which must exist.
 
     Raises:
-        StorageError: the storage cannot be opened, is damaged, or is of an earlier version.
+        StorageError: the storage cannot be opened, or is damaged.
     """
     if storage in (None, folder.storage):
         for name in optuna.get_all_study_names(open_storage(folder.storage)):
             prefix, slash, last = name.rpartition("/")
-            if last in STUDIES and not slash:
-                raise StorageError(f"{folder.path} has a study of an earlier version: search anew with another --study")
             if last in STUDIES:
                 return prefix + slash
     return f"{folder.path.resolve().name}/"

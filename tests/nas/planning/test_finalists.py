@@ -39,17 +39,23 @@ SPACE = Space(
 )
 
 
-def study_of(*rows: tuple[Architecture, float | None], origin: str = "random") -> optuna.Study:
-    """A study in memory with these scores; None means that the trial failed."""
-    study = optuna.create_study(direction="maximize")
-    for architecture, score in rows:
+def study_of(*rows: tuple[Architecture, str, float | None], two_goals: bool = False) -> optuna.Study:
+    """A study in memory with trials of these origins and scores; None means that the trial failed."""
+    study = optuna.create_study(directions=["maximize", "minimize"][: 1 + two_goals])
+    study.set_user_attr(ledger.GOALS, ["score", "params"][: 1 + two_goals])
+    for architecture, origin, score in rows:
         ledger.enqueue(study, SPACE, architecture, origin)
-        trial, _ = ledger.ask(study, SPACE, origin)
+        number = ledger.ask(study, SPACE, origin)[0].number
         if score is None:
-            ledger.fail(study, trial.number, "diverged")
-        else:
-            ledger.complete(study, trial.number, score, {"standard_error": 0.01})
+            ledger.fail(study, number, "diverged")
+        elif not two_goals or not ledger.resolve_duplicate(study, number):
+            ledger.complete(study, number, score, {"standard_error": 0.01})
     return study
+
+
+def proposed(*rows: tuple[Architecture, float | None], two_goals: bool = False) -> optuna.Study:
+    """A study of trials that a sampler proposed."""
+    return study_of(*((architecture, "random", score) for architecture, score in rows), two_goals=two_goals)
 
 
 def inside(count: int) -> list[Architecture]:
@@ -65,12 +71,12 @@ def test_finalists_are_the_best_different_ones_inside_the_box() -> None:
     a, b, c, d = inside(4)
     big, small = Architecture.uniform(BASE), Architecture.uniform(BASE, expansion=Fraction(1, 4))
     rows = [(big, 0.99), (small, 0.98), (a, 0.5), (b, 0.7), (a, 0.8), (c, None), (d, 0.7), (b, 0.6)]
-    study = study_of(*rows)
+    study = proposed(*rows)
     chosen = finalists(study, 10)
     assert [(trial.number, trial.value) for trial in chosen] == [(4, 0.8), (3, 0.7), (6, 0.7)]
     assert [ledger.architecture_of(trial) for trial in chosen] == [a, b, d]
     assert finalists(study, 2) == chosen[:2]
-    assert finalists(study_of((big, 0.9), (a, None)), 3) == []
+    assert finalists(proposed((big, 0.9), (a, None)), 3) == []
 
 
 def confirmed(study: optuna.Study, count: int, **scores: list[float]) -> dict:
@@ -90,7 +96,7 @@ def confirmed(study: optuna.Study, count: int, **scores: list[float]) -> dict:
 
 def test_the_best_confirmed_mean_wins() -> None:
     a, b, c = inside(3)
-    study = study_of((a, 0.9), (b, 0.8), (c, 0.7))
+    study = proposed((a, 0.9), (b, 0.8), (c, 0.7))
     best = confirmed(study, 3, trial0=[0.60, 0.70], trial1=[0.75, 0.71], trial2=[0.74])
     assert best["winner"]["trial"] == 2
     assert Architecture.from_json(best["winner"]["architecture"]) == c
@@ -101,28 +107,19 @@ def test_the_best_confirmed_mean_wins() -> None:
 
 def test_without_confirmation_the_best_score_wins() -> None:
     a, b = inside(2)
-    best = confirmed(study_of((a, 0.8), (b, 0.9)), 3)
+    best = confirmed(proposed((a, 0.8), (b, 0.9)), 3)
     assert best["winner"]["trial"] == 1
     assert best["winner"]["confirmed_mean"] is None
 
 
 def test_a_failed_confirmation_never_wins_over_a_confirmed_one() -> None:
     a, b = inside(2)
-    assert confirmed(study_of((a, 0.9), (b, 0.8)), 3, trial1=[0.6])["winner"]["trial"] == 1
-
-
-def of_origins(*rows: tuple[Architecture, str, float]) -> optuna.Study:
-    """A study in memory with trials of these origins and scores."""
-    study = optuna.create_study(direction="maximize")
-    for architecture, origin, score in rows:
-        ledger.enqueue(study, SPACE, architecture, origin)
-        ledger.complete(study, ledger.ask(study, SPACE, origin)[0].number, score, {"standard_error": 0.01})
-    return study
+    assert confirmed(proposed((a, 0.9), (b, 0.8)), 3, trial1=[0.6])["winner"]["trial"] == 1
 
 
 def test_what_a_stage_refines_is_always_a_finalist() -> None:
     a, b, c = inside(3)
-    study = of_origins((a, WINNER, 0.5), (b, "random", 0.8), (c, "random", 0.9))
+    study = study_of((a, WINNER, 0.5), (b, "random", 0.8), (c, "random", 0.9))
     assert [trial.number for trial in finalists(study, 1)] == [2, 0]
     assert [trial.number for trial in finalists(study, 3)] == [2, 1, 0]
 
@@ -131,7 +128,7 @@ def test_a_search_never_hands_on_less_than_its_best_baseline() -> None:
     """The base model, which scores best, exceeds the budget; of the others the best baseline is confirmed."""
     a, b, c, d = inside(4)
     big = Architecture.uniform(BASE)
-    study = of_origins(
+    study = study_of(
         (big, BASE_MODEL, 0.9), (a, UNIFORM, 0.5), (b, GLOBAL, 0.6), (c, "random", 0.8), (d, "random", 0.7)
     )
     assert [trial.number for trial in finalists(study, 1)] == [3, 2]
@@ -140,9 +137,9 @@ def test_a_search_never_hands_on_less_than_its_best_baseline() -> None:
     assert confirmed(study, 1, trial3=[0.6, 0.7], trial2=[0.7, 0.7])["winner"]["origin"] == GLOBAL
     # The best baseline of a stage that refines an architecture may be another one.
     refining = [(a, WINNER, 0.5), (b, WINNER_WITH_BASE_GRAPHS, 0.6), (c, "random", 0.8)]
-    assert [trial.number for trial in finalists(of_origins(*refining), 1)] == [2, 1, 0]
+    assert [trial.number for trial in finalists(study_of(*refining), 1)] == [2, 1, 0]
     # A candidate that computes what the best baseline computes is confirmed only once.
-    same = of_origins((b, GLOBAL, 0.6), (b, "random", 0.6), (a, "random", 0.5))
+    same = study_of((b, GLOBAL, 0.6), (b, "random", 0.6), (a, "random", 0.5))
     assert [trial.number for trial in finalists(same, 1)] == [0]
 
 
@@ -173,7 +170,7 @@ def confirmation_of(study: optuna.Study, rows: dict[int, dict[int, np.ndarray]],
 def test_leads_over_the_best_confirmed_baseline() -> None:
     """Of two confirmed baselines the one with the lower score has the better confirmation."""
     a, b, c = inside(3)
-    study = of_origins((a, WINNER, 0.5), (b, WINNER_WITH_BASE_GRAPHS, 0.6), (c, "random", 0.8))
+    study = study_of((a, WINNER, 0.5), (b, WINNER_WITH_BASE_GRAPHS, 0.6), (c, "random", 0.8))
     best, middle, worst = ROWS_OF_SEEDS
     seeds = [{number: dict(zip((1, 2), rows, strict=True))} for number, rows in ((2, best), (0, middle), (1, worst))]
     found = confirmation_of(study, seeds[0] | seeds[1] | seeds[2])
@@ -198,7 +195,7 @@ def test_leads_over_the_best_confirmed_baseline() -> None:
 def test_leads_are_over_common_seeds() -> None:
     """The finalist failed with one seed, and the baseline has a seed that is not wanted."""
     a, b = inside(2)
-    study = of_origins((a, GLOBAL, 0.5), (b, "random", 0.8))
+    study = study_of((a, GLOBAL, 0.5), (b, "random", 0.8))
     (ours, _), (theirs, other), _ = ROWS_OF_SEEDS
     found = confirmation_of(study, {1: {1: ours}, 0: {1: theirs, 2: other, 7: other}})
     lead = found["winner"]["lead"]
@@ -216,7 +213,7 @@ def test_leads_are_over_common_seeds() -> None:
 def test_no_lead_without_a_baseline_its_confirmation_or_its_rows() -> None:
     a, b = inside(2)
     (ours, _), (theirs, _), _ = ROWS_OF_SEEDS
-    baseline, none = (of_origins((a, origin, 0.5), (b, "random", 0.8)) for origin in (GLOBAL, "random"))
+    baseline, none = (study_of((a, origin, 0.5), (b, "random", 0.8)) for origin in (GLOBAL, "random"))
     for study, rows, stored in (
         (none, {1: {1: ours}}, True),
         (baseline, {1: {1: ours}}, True),
@@ -232,11 +229,7 @@ def test_no_lead_without_a_baseline_its_confirmation_or_its_rows() -> None:
 def test_the_front_of_two_goals() -> None:
     scores = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
     rows = list(zip(inside(6), scores, strict=True))
-    study = optuna.create_study(directions=["maximize", "minimize"])
-    study.set_user_attr(ledger.GOALS, ["score", "params"])
-    for architecture, score in rows:
-        ledger.enqueue(study, SPACE, architecture, "nsga2")
-        ledger.complete(study, ledger.ask(study, SPACE, "nsga2")[0].number, score, {"standard_error": 0.01})
+    study = proposed(*rows, two_goals=True)
     costs = [cost.params(architecture, 4) for architecture, _ in rows]
     assert [trial.values for trial in study.trials] == [list(pair) for pair in zip(scores, costs, strict=True)]
     best = confirmed(study, 2)
@@ -249,12 +242,6 @@ def test_what_is_outside_the_box_is_no_rival_on_the_front() -> None:
     """The base model scores best, and another architecture is smaller than the budget allows."""
     outside = [Architecture.uniform(BASE), Architecture.uniform(BASE, expansion=Fraction(1, 4))]
     member, *_ = inside(1)
-    study = optuna.create_study(directions=["maximize", "minimize"])
-    study.set_user_attr(ledger.GOALS, ["score", "params"])
-    for architecture, score in ((outside[0], 0.9), (member, 0.5), (outside[1], 0.6), (member, 0.5)):
-        ledger.enqueue(study, SPACE, architecture, "nsga2")
-        number = ledger.ask(study, SPACE, "nsga2")[0].number
-        if not ledger.resolve_duplicate(study, number):
-            ledger.complete(study, number, score, {"standard_error": 0.01})
+    study = proposed((outside[0], 0.9), (member, 0.5), (outside[1], 0.6), (member, 0.5), two_goals=True)
     best = confirmed(study, 2)
     assert [row["trial"] for row in best["front"]] == [row["trial"] for row in best["finalists"]] == [1]

@@ -12,7 +12,7 @@ from nas.search.run import SearchRun
 from nas.study import ledger
 from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, existing_studies, prefix_of
-from nas.study.storage import StorageError, sqlite_url
+from nas.study.storage import sqlite_url
 from tests.nas.samplers.test_samplers import SPACE
 from tests.nas.study.test_ledger import close
 
@@ -55,13 +55,6 @@ def test_searches_in_a_shared_database_are_kept_apart(folder: Folder, shared: st
     assert [*existing_studies(folder, shared)] == ["stage-1", "stage-2"]
     assert [*existing_studies(Folder(tmp_path / "a"), shared)] == ["stage-1"]
     assert existing_studies(Folder(tmp_path / "c"), shared) == {}
-
-
-def test_a_study_before_version_0_1_is_refused(folder: Folder) -> None:
-    """Its studies had no prefix."""
-    make(folder.storage, "stage-1")
-    with pytest.raises(StorageError, match=r"demo has a study of an earlier version: search anew"):
-        existing_studies(folder)
 
 
 def test_a_new_search_whose_name_is_taken_in_a_shared_database(shared: str, tmp_path: Path) -> None:

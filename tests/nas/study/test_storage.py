@@ -218,21 +218,24 @@ def test_faults_stay_what_they_are(work: Callable[[str], None], error: type[Exce
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("open_url", "url", "message"),
     [
-        ("sqlite://", "give a file, as in sqlite:///study.db"),
-        ("sqlite:///:memory:", "give a file"),
-        ("oracle+nothing://u:secret@h/d", "Can't load plugin"),
-        ("redis://u:secret@h/d", "Can't load plugin"),
-        ("nonsense", "Could not parse"),
-        ("", "Could not parse"),
-        ("postgresql+psycopg://u:secret@127.0.0.1:1/d", "Connection refused"),
-        ("postgresql://u@h:port/d", "invalid literal"),
+        (check_storage, "sqlite://", "give a file, as in sqlite:///study.db"),
+        (check_storage, "sqlite:///:memory:", "give a file"),
+        (check_storage, "oracle+nothing://u:secret@h/d", "Can't load plugin"),
+        (check_storage, "redis://u:secret@h/d", "Can't load plugin"),
+        (check_storage, "nonsense", "Could not parse"),
+        (check_storage, "", "Could not parse"),
+        (check_storage, "postgresql+psycopg://u:secret@127.0.0.1:1/d", "Connection refused"),
+        (check_storage, "postgresql://u@h:port/d", "invalid literal"),
+        (open_storage, "mysql+nothing://u:secret@h/d", "Can't load plugin"),
+        (open_storage, "://", "Could not parse"),
+        (open_storage, "sqlite:////no/such/folder/study.db", "unable to open database file"),
     ],
 )
-def test_storages_that_are_none(url: str, message: str) -> None:
+def test_storages_that_are_none(open_url: Callable[[str], object], url: str, message: str) -> None:
     with pytest.raises(StorageError, match="cannot open the storage") as caught:
-        check_storage(url)
+        open_url(url)
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1

@@ -13,7 +13,7 @@ from supernet.experts.channels import expert_channels
 def channels(inner: int, count: int, width: int, shared: int) -> list[list[int]]:
     base = Base(depth=1, width=6, heads=2, inner=inner)
     genes = FFN(GELU, 1, Fraction(width, inner), DENSE if count == 1 else Experts(count, Fraction(shared, width)))
-    assert not genes.problem(base)
+    assert not genes.invalid_reason(base)
     return expert_channels(base, genes).tolist()
 
 
