@@ -70,7 +70,6 @@ def allocate(
     space: Space,
     losses: PredictedLosses,
     *,
-    weights: Sequence[float] | None = None,
     exclude: Iterable[Architecture] = (),
     distance: int = 1,
 ) -> Architecture | None:
@@ -79,7 +78,6 @@ def allocate(
     two, only the one with the fewest parameters is considered; so attention and head have the fewest experts.
 
     Args:
-        weights: a factor for the losses of each layer.
         exclude: architectures from which the result must differ in at least `distance` layers.
 
     Returns:
@@ -92,9 +90,7 @@ def allocate(
     bounds = space.bounds.without(add(space.cost(head), *without_ffn))
     owner = np.repeat(np.arange(len(layers)), [len(options) for options in layers])
     flat = [option for options in layers for option in options]
-    factors = np.ones(len(layers)) if weights is None else np.asarray(weights, float)
     predicted = np.array([losses.of_layer(int(layer), option.ffn) for layer, option in zip(owner, flat, strict=True)])
-    objective = predicted * factors[owner]
     one_each = np.equal(owner[None, :], np.arange(len(layers))[:, None]).astype(float)
     costs = np.array([space.cost(option) for option in flat], float) - np.array(without_ffn, float)[owner]
     high = np.array(bounds.high, float)
@@ -109,7 +105,7 @@ def allocate(
         same = [float(option == architecture.layers[layer]) for layer, option in zip(owner, flat, strict=True)]
         constraints.append(LinearConstraint(np.array([same]), -np.inf, len(layers) - distance))
     solution = milp(
-        objective / max(float(objective.max()), 1e-300),
+        predicted / max(float(predicted.max()), 1e-300),
         integrality=np.ones(len(flat)),
         bounds=Bounds(0, 1),
         constraints=constraints,

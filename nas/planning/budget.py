@@ -41,11 +41,11 @@ NO_LIMIT = 10**18
 class HeadMacs:
     """The MACs of a head of this kind, for a sentence of 128 tokens."""
 
-    labels: int
-    kind: cost.HeadCost
+    num_labels: int
+    head: cost.HeadCost
 
-    def __call__(self, base: Base, head: Head) -> int:
-        return cost.head_macs(base, head, labels=self.labels, head=self.kind)
+    def __call__(self, base: Base, part: Head) -> int:
+        return cost.head_macs(base, part, labels=self.num_labels, head=self.head)
 
 
 @dataclass(frozen=True)

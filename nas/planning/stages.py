@@ -187,8 +187,8 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
     """Refuse an architecture that a stage on this base cannot refine.
 
     Raises:
-        ConfigError: it is on another base, has more blocks than the supernet, or has a number of experts in attention
-            or head that is not in the space.
+        ConfigError: it is on another base, has more blocks than the supernet, or a gene of attention or head has a
+            value that is not in the space.
     """
     if start is None:
         return
@@ -197,11 +197,11 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
             "the architecture to refine is on another base than this study: it differs in "
             f"{start.base.differences(base)}; give --from one on this study's base"
         )
-    for name in ("attention_experts", "head_experts"):
-        gene, choices = GENES[name], config.space.genes()[name]
-        for count in map(gene.read, [start.head] if gene.of_head else start.layers):
-            if count not in choices:
-                raise ConfigError(f"the architecture to refine has {name} {count}: add {count} to space.{gene.key}")
+    for name, choices in config.space.genes().items():
+        gene = GENES[name]
+        for value in map(gene.read, gene.parts(start)):
+            if value not in choices and not gene.of_ffn:
+                raise ConfigError(f"the architecture to refine has {name} {value}: add {value} to space.{gene.key}")
     largest, stack = max(config.space.stacks), max(genes.stack for genes in start.ffns)
     if stack > largest:
         raise ConfigError(

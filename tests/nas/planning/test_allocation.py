@@ -78,19 +78,12 @@ def test_a_layer_may_have_no_ffn() -> None:
     assert table.of_layer(2, FFN(GELU, 0)) == table.losses["gelu"][2][0]
 
 
-def test_a_lower_bound_and_weights_count() -> None:
+def test_a_lower_bound_counts() -> None:
     low = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 3))) - 400
     within, table = space(min_params=low), losses(1)
-    weights = [0.1, 1.0, 10.0]
-
-    def weighted(architecture: Architecture) -> float:
-        pairs = zip(weights, enumerate(architecture.ffns), strict=True)
-        return sum(weight * table.of_layer(layer, genes) for weight, (layer, genes) in pairs)
-
-    found = allocate(within, table, weights=weights)
+    found = allocate(within, table)
     assert found is not None and cost.params(found) >= low
-    assert weighted(found) == pytest.approx(min(map(weighted, members(within, tuple(UNARY)))), rel=1e-9)
-    assert found != allocate(within, table)
+    assert table.of(found) == pytest.approx(min(map(table.of, members(within, tuple(UNARY)))), rel=1e-9)
 
 
 def test_several_differ_and_come_in_order() -> None:

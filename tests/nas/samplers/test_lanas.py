@@ -37,6 +37,7 @@ from search_spaces.equivalence import function_key
 from search_spaces.genes import BLOCK, DOUBLING, EXPERTS, OPERATION, PLACED, WHOLE, counted_operations
 from search_spaces.operations import UNARY, Operation
 from search_spaces.routing import ROUTINGS, RoutingKind
+from tests.search_spaces.small_spaces import of_genes
 
 BASE = Base(depth=2, width=24, heads=4, inner=64, vocabulary=50, positions=20)
 EXPANSIONS = tuple(Fraction(1, n) for n in (1, 2, 4, 16))
@@ -54,19 +55,11 @@ def sized(*sizes: tuple[int, Fraction], graph: FFNGraph = GELU) -> Architecture:
 
 
 def test_the_widths_of_a_space() -> None:
-    assert widths(SPACE) == (2, 3, 4, 5, 6, 7)  # 4 to 128 channels; 8 are two blocks of 4
-    assert widths(Space(BASE, {"stack": (1,), "expansion": (Fraction(1),)}, 1, 10**9)) == (6,)
+    assert STEPS == (2, 3, 4, 5, 6, 7)  # 4 to 128 channels; 8 are two blocks of 4
+    assert widths(of_genes(SPACE, stack=(1,), expansion=(Fraction(1),))) == (6,)
     # 4 experts without shared channels have at most 16.
-    assert widths(Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS, "experts": (Experts(4),)}, 1, 10**9)) == (
-        2,
-        3,
-        4,
-        5,
-    )
-    assert (
-        widths(Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS, "experts": (Experts(4), DENSE)}, 1, 10**9))
-        == STEPS
-    )
+    assert widths(of_genes(SPACE, experts=(Experts(4),))) == (2, 3, 4, 5)
+    assert widths(of_genes(SPACE, experts=(Experts(4), DENSE))) == STEPS
 
 
 def test_sizes_are_encoded_as_far_as_they_differ() -> None:

@@ -38,18 +38,8 @@ def test_a_configuration_asks_the_table(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_search_with_it(tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SAMPLERS, "smallest", Smallest)
     monkeypatch.setenv("FFN_NAS_CACHE", str(tiny_study.cache))
-    arguments = [
-        "--stage",
-        "1",
-        "--preset",
-        str(tiny_study.preset),
-        "--study",
-        "s",
-        "--out",
-        str(tmp_path),
-        "--trials",
-        "5",
-    ]
-    assert search.main([*arguments, "--sampler", "smallest", "--workers", "1", "--device", "cpu"]) == 0
+    arguments = ["--stage", "1", "--preset", str(tiny_study.preset), "--study", "s", "--out", str(tmp_path)]
+    options = ["--trials", "5", "--sampler", "smallest", "--workers", "1", "--device", "cpu"]
+    assert search.main([*arguments, *options]) == 0
     trials = trials_of(tmp_path / "s")
     assert [trial.user_attrs[ledger.ORIGIN] for trial in trials].count("smallest") >= 2
