@@ -1,13 +1,10 @@
 """The grammar of graphs whose binary operations may be nested, as in EfficientBERT's released code.
 
 There a graph is an expression tree whose height is limited: the number of operations on its longest path, 3 for
-`project(gelu(expand(x)))`. Here, too, a graph is
-
-    post(project(mid(expand(pre(x)))))
-
-but the arguments of a binary operation in a segment may be binary operations themselves, in any depth that the height
-leaves room for, each with an activation of its result: `mul(add(x,tanh(x)),x)`. The leaves of these trees are `x` and
-the segment's input, in `mid` also the gate, with an activation or without.
+`project(gelu(expand(x)))`. Here it has the segments of `search_spaces.grammar`, but the arguments of a binary operation
+may be binary operations themselves, in any depth that the height leaves room for, each with an activation of its
+result: `mul(add(x,tanh(x)),x)`. The leaves of these trees are `x` and the segment's input, in `mid` also the gate, with
+an activation or without.
 
 All released trees up to the height can be expressed, except for those with both linear maps in parallel, and up to the
 order of arguments: an argument that contains the segment's input is the first one. Beyond them, a segment may use its

@@ -1,8 +1,10 @@
-"""What messages quote of other errors."""
+"""What messages quote of other errors and of values, and what they propose."""
+
+import math
 
 import pytest
 
-from foundation.errors import reason
+from foundation.errors import did_you_mean, reason, shortened
 
 
 @pytest.mark.parametrize(
@@ -16,3 +18,20 @@ from foundation.errors import reason
 )
 def test_the_reason_is_one_short_line(error: Exception, expected: str) -> None:
     assert reason(error) == expected
+
+
+def test_did_you_mean() -> None:
+    operations = ["gelu", "tanh", "relu", "add"]
+    assert did_you_mean("gleu", operations) == "; did you mean 'gelu'?"
+    assert did_you_mean("SST2", ["cola", "sst2"]) == "; did you mean 'sst2'?"
+    assert did_you_mean("label", ["Text", "Label"]) == "; did you mean 'Label'?"
+    assert did_you_mean("q" * 10_000_000, operations) == ""
+
+
+def test_shortened_values() -> None:
+    deep: list[object] = []
+    for _ in range(5000):
+        deep = [deep]
+    for value in ("a" * 10_000_000, deep, list(range(10_000)), {"a": deep}, math.nan):
+        assert len(shortened(value)) < 100
+    assert shortened("gelu") == "'gelu'"

@@ -88,13 +88,6 @@ def test_version_1() -> None:
         assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize(("written", "meant"), [(1, 1), ("1", 1), (0.5, "1/2"), ("0.125", "1/8"), ("2/4", "1/2")])
-def test_expansions_people_write(written: object, meant: object) -> None:
-    value = SMALL.to_json()
-    value["layers"][0] = {"ffn": {"graph": str(GELU), "expansion": written}}
-    assert Architecture.from_json(value).ffns[0] == FFN(GELU, 1, Fraction(str(meant)))
-
-
 def test_no_ffn_is_one_value(tmp_path: Path) -> None:
     none = FFN(stack=0)
     tanh = FFNGraph.parse("tanh(project(relu(expand(x))))")

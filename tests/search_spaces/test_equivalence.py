@@ -208,8 +208,9 @@ def test_keys_of_experts() -> None:
     assert len({key(), *others}) == 1 + len(others)
 
 
-def test_keys_do_not_depend_on_the_version() -> None:
+def test_fingerprints_and_keys_do_not_depend_on_the_version() -> None:
     """Studies store them."""
+    assert fingerprint(GELU, BASES[0], 12) == "559ed7dde2d3370e4c5151fc757003bb"
     assert function_key(Architecture.uniform(BASES[0])) == "2212f4e67a54aec5e0cda7b42fa788b6"
 
 
@@ -229,8 +230,3 @@ def test_keys_do_not_depend_on_the_process() -> None:
             check=True,
         )
         assert run.stdout.strip() == str([function_key(PUBLISHED[name]) for name in names])
-
-
-def test_fingerprints_do_not_depend_on_the_version() -> None:
-    """They are stored with the trials of a study."""
-    assert fingerprint(GELU, BASES[0], 12) == "559ed7dde2d3370e4c5151fc757003bb"

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import sympy
 
-from foundation.errors import did_you_mean, shortened
 from search_spaces.formula import meaning
 from search_spaces.operations import BINARY, LINEAR, OPERATIONS, UNARY, arity, gelu_erf, gelu_tanh
 
@@ -76,19 +75,3 @@ def test_tables() -> None:
     assert len(OPERATIONS) == len(UNARY) + len(BINARY) + len(LINEAR)
     assert {arity(op) for op in (*UNARY, *LINEAR)} == {1}
     assert {arity(op) for op in BINARY} == {2}
-
-
-def test_did_you_mean() -> None:
-    assert did_you_mean("gleu", OPERATIONS) == "; did you mean 'gelu'?"
-    assert did_you_mean("SST2", ["cola", "sst2"]) == "; did you mean 'sst2'?"
-    assert did_you_mean("label", ["Text", "Label"]) == "; did you mean 'Label'?"
-    assert did_you_mean("q" * 10_000_000, OPERATIONS) == ""
-
-
-def test_shortened_values() -> None:
-    deep: list[object] = []
-    for _ in range(5000):
-        deep = [deep]
-    for value in ("a" * 10_000_000, deep, list(range(10_000)), {"a": deep}, math.nan):
-        assert len(shortened(value)) < 100
-    assert shortened("gelu") == "'gelu'"
