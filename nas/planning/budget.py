@@ -252,6 +252,12 @@ def largest_uniform(
     return of_width(least + bisect_left(wider, True, key=lambda inner: not fits(of_width(inner))))
 
 
+def uniform_slice(config: StudyConfig, space: Space) -> Architecture:
+    """The `largest_uniform` slice in this space of the study."""
+    whole, least = base_model(config, space.base, space.graph), min(1, *space.genes["stack"])
+    return largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
+
+
 def ffn_of_width(base: Base, graph: FFNGraph, inner: int) -> FFN:
     """One block of `inner` channels, or no FFN if that is 0."""
     return FFN(graph, 1, Fraction(inner, base.inner)) if inner else FFN(stack=0)
@@ -281,9 +287,7 @@ def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> A
     over the layers by their importance in the whole network.
     """
     base = space.base
-    least = min(1, *space.genes["stack"])
-    whole = base_model(workspace.config, base, graph)
-    uniform = largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
+    uniform = uniform_slice(workspace.config, space)
     total = base.depth * uniform.ffns[0].inner(base)
     widths = allocate_by_importance(workspace.importance(), total, min(MIN_INNER, total // base.depth))
-    return whole.with_ffns(ffn_of_width(base, graph, inner) for inner in widths)
+    return uniform.with_ffns(ffn_of_width(base, graph, inner) for inner in widths)

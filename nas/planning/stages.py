@@ -16,7 +16,7 @@ from nas.planning.budget import (
     check_feasible,
     globally_important,
     kept_importance,
-    largest_uniform,
+    uniform_slice,
 )
 from nas.planning.finalists import (
     ALLOCATED,
@@ -32,6 +32,7 @@ from nas.samplers import SAMPLERS, Proposer
 from nas.study.folder import Folder
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.cost import HeadCost
 from search_spaces.genes import GENES
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import DENSE
@@ -95,35 +96,44 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
         search_spaces.spaces.SpaceError: no architecture keeps the budget.
     """
     base, graph = workspace.base()
-    table = config.stage(stage)
-    space = budgeted_space(
-        config,
-        base,
-        graph,
-        workspace.labels,
-        limits=limits,
-        mutation_rate=table.mutation_rate,
-        start=start,
-        vary=varied(stage),
-        head=workspace.folders.task.type.head,
-    )
+    head = workspace.folders.task.type.head
+    space = space_of(config, base, graph, workspace.labels, head, stage, start, limits)
+    baselines = first_baselines(config, space, stage, start)
     if start is None:
-        whole, least = base_model(config, base, graph), min(1, *config.space.stacks)
-        uniform = largest_uniform(whole, workspace.labels, space.max_params, limits, space.head, least)
-        baselines: list[Enqueued] = [
-            (whole, BASE_MODEL, None),
-            (uniform, UNIFORM, None),
-            (globally_important(space, graph, workspace), GLOBAL, None),
-        ]
-    else:
-        baselines = [(start, WINNER, None)]
-        if stage == "2":
-            baselines.append((all_base_graphs(start, graph), WINNER_WITH_BASE_GRAPHS, None))
+        baselines.append((globally_important(space, graph, workspace), GLOBAL, None))
     if workspace.compensation is not None:
         losses = PredictedLosses.load(workspace.compensation.predictions, base, graph)
         allocated = allocations(space, losses, len(ALLOCATED))
         baselines += [(architecture, origin, None) for architecture, origin in zip(allocated, ALLOCATED, strict=False)]
-    return Plan(stage, table, space, baselines, start, config.goals[1:])
+    return Plan(stage, config.stage(stage), space, baselines, start, config.goals[1:])
+
+
+def space_of(
+    config: StudyConfig,
+    base: Base,
+    graph: FFNGraph,
+    labels: int,
+    head: HeadCost,
+    stage: str,
+    start: Architecture | None,
+    limits: Any,
+) -> Space:
+    """The search space of a stage, see `nas.planning.budget.budgeted_space`."""
+    rate = config.stage(stage).mutation_rate
+    return budgeted_space(
+        config, base, graph, labels, limits=limits, mutation_rate=rate, start=start, vary=varied(stage), head=head
+    )
+
+
+def first_baselines(config: StudyConfig, space: Space, stage: str, start: Architecture | None) -> list[Enqueued]:
+    """The baselines of a stage that depend on no weights."""
+    if start is None:
+        whole = base_model(config, space.base, space.graph)
+        return [(whole, BASE_MODEL, None), (uniform_slice(config, space), UNIFORM, None)]
+    baselines: list[Enqueued] = [(start, WINNER, None)]
+    if stage == "2":
+        baselines.append((all_base_graphs(start, space.graph), WINNER_WITH_BASE_GRAPHS, None))
+    return baselines
 
 
 def varied(stage: str) -> frozenset[str]:

@@ -19,17 +19,9 @@ from distill.training.teacher import locate
 from foundation.files import cache_folder
 from nas.config.schema import StudyConfig
 from nas.planning import keep
-from nas.planning.budget import (
-    NO_LIMIT,
-    base_model,
-    budgeted_space,
-    largest_uniform,
-    latencies_file,
-    limits_of,
-    macs_limits,
-)
-from nas.planning.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER
-from nas.planning.stages import Enqueued, plan, start_of, varied
+from nas.planning.budget import NO_LIMIT, latencies_file, limits_of, macs_limits, uniform_slice
+from nas.planning.finalists import ALLOCATED, GLOBAL
+from nas.planning.stages import Enqueued, first_baselines, plan, space_of, start_of
 from nas.preparation.context import preparation_context
 from nas.preparation.data import task_type_of
 from nas.preparation.entries import TRAINING, Entry
@@ -132,26 +124,8 @@ def first_plan(
             limits = limits_of(config, workspace, search.cluster.device)
         planned = plan(config, workspace, stage, start, limits)
         return planned.space, planned.baselines
-    space = budgeted_space(
-        config,
-        base,
-        graph,
-        labels,
-        limits=limits,
-        start=start,
-        vary=varied(stage),
-        head=head,
-        mutation_rate=config.stage(stage).mutation_rate,
-    )
-    if start is not None:
-        return space, [(start, WINNER, None)]
-    return space, [(base_model(config, base, graph), BASE_MODEL, None), (uniform_of(config, space), UNIFORM, None)]
-
-
-def uniform_of(config: StudyConfig, space: Space) -> Architecture:
-    """The largest uniform slice in this space."""
-    whole, least = base_model(config, space.base, space.graph), min(1, *space.genes["stack"])
-    return largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
+    space = space_of(config, base, graph, labels, head, stage, start, limits)
+    return space, first_baselines(config, space, stage, start)
 
 
 def classes(workspace: Workspace) -> int:
@@ -240,7 +214,7 @@ def show_time(console: Console, search: SearchRun, space: Space, needed: Sequenc
     config, workers = search.config, search.cluster.workers
     sizes = Sizes.of(config, workspace.folders.data)
     speed = measure_speed(space.base, space.graph, sizes.tokens, search.cluster.device, config.mixed_precision)
-    parts = Estimator(config, sizes, speed, uniform_of(config, space)).parts(needed, search.stages)
+    parts = Estimator(config, sizes, speed, uniform_slice(config, space)).parts(needed, search.stages)
     console.print(f"time, with {workers} worker{'s' if workers > 1 else ''}:")
     for part in parts:
         count = f"{part.count} trials" if part.what.startswith("stage ") else f"up to {part.count} trainings"
