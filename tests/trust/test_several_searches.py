@@ -14,7 +14,7 @@ from tests.nas.tiny_study import TIMEOUT, TinyStudy
 from tests.trust_counts import Cases
 
 REFUSED = re.compile(
-    r"nas\.search: (study 's' is already being run by process \d+ on \S+ since .*: wait until it has ended, or choose "
+    r"nas\.search: (study \S+ is already being run by process \d+ on \S+ since .*: wait until it has ended, or choose "
     r"another --study|\S+ already has stage 1: continue it with --resume, or choose another --study)\n"
 )
 
