@@ -7,7 +7,6 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from nas.config.load import load_config
@@ -17,8 +16,8 @@ from nas.study import attributes as names
 from nas.study import ledger
 from nas.study.attributes import COSTS, TEACHER, attribute, goals_of, metric_of
 from nas.study.contributions import decode
-from nas.study.folder import Folder
-from nas.study.names import studies_of
+from nas.study.folder import STAGES, Folder
+from nas.study.names import CONFIRMATION, REFERENCE, studies_of
 from search_spaces.architecture import Architecture
 
 COMPLETE, PRUNED, FAILED, UNFINISHED = "complete", "pruned", "failed", "unfinished"
@@ -272,15 +271,21 @@ def read(folder: Folder, storage: str | None = None) -> Study:
     studies = studies_of(folder, storage)
     config = load_config(str(folder.config))
 
-    def candidates(study: optuna.Study | None, name: str) -> tuple[Candidate, ...]:
-        return tuple(Candidate(trial, name) for trial in study.get_trials(deepcopy=False)) if study else ()
+    def candidates(study: str, name: str) -> tuple[Candidate, ...]:
+        trials = studies[study].get_trials(deepcopy=False) if study in studies else []
+        return tuple(Candidate(trial, name) for trial in trials)
 
     stages = tuple(
         Stage(
-            name, tuple(goals_of(study)), candidates(study, name), study.user_attrs.get(TEACHER), folder.outcome(name)
+            stage,
+            tuple(goals_of(studies[name])),
+            candidates(name, stage),
+            studies[name].user_attrs.get(TEACHER),
+            folder.outcome(stage),
         )
-        for name, study in studies.stages.items()
+        for stage in STAGES
+        if (name := f"stage-{stage}") in studies
     )
-    references = candidates(studies.references, "reference")
-    confirmations = candidates(studies.confirmation, "confirmation")
+    references = candidates(REFERENCE, "reference")
+    confirmations = candidates(CONFIRMATION, "confirmation")
     return Study(folder.path.resolve().name, folder, config, stages, references, confirmations)

@@ -1,7 +1,5 @@
 """The names of the Optuna studies of a search, and how commands open them to read."""
 
-from dataclasses import dataclass
-
 import optuna
 
 from nas.config.schema import ConfigError
@@ -56,19 +54,8 @@ def existing_studies(folder: Folder, storage: str | None = None) -> dict[str, op
     return studies
 
 
-@dataclass(frozen=True, eq=False)
-class Studies:
-    """The Optuna studies of a folder: those of the stages that have begun, by stage, and those of the reference models
-    and the confirmations.
-    """
-
-    stages: dict[str, optuna.Study]
-    references: optuna.Study | None
-    confirmation: optuna.Study | None
-
-
-def studies_of(folder: Folder, storage: str | None = None) -> Studies:
-    """Open the studies of a folder.
+def studies_of(folder: Folder, storage: str | None = None) -> dict[str, optuna.Study]:
+    """The studies of a folder by their names in `STUDIES`, among them one of a stage.
 
     Args:
         storage: the storage URL; by default `study.db` in the folder.
@@ -82,8 +69,7 @@ def studies_of(folder: Folder, storage: str | None = None) -> Studies:
     if storage is None and not (folder.path / "study.db").exists():
         raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
     studies = existing_studies(folder, storage)
-    begun = {name: studies[f"stage-{name}"] for name in STAGES if f"stage-{name}" in studies}
-    if not begun:
+    if not any(f"stage-{stage}" in studies for stage in STAGES):
         place = "--storage" if storage else folder.path / "study.db"
         raise ConfigError(f"{place}: there is no study {folder.path.resolve().name}/stage-1, nor of another stage")
-    return Studies(begun, studies.get(REFERENCE), studies.get(CONFIRMATION))
+    return studies
