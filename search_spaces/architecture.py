@@ -6,9 +6,9 @@
                      "experts": {"count": 4, "shared": "2/3", "routing": "hash"}}}, ...],
  "head": {"experts": 1}}
 
-Keys with a default value may be omitted, such as "experts" in a dense FFN; an omitted attention has all heads. A layer
-without an FFN has {"stack": 0} there. In version 1 a layer is its FFN, all attentions have as many experts as the key
-"attention_experts" of the base says, and the head as many as "head_experts".
+Keys with a default value may be omitted, such as "experts" in a dense FFN; an omitted attention has all heads. In a
+layer without an FFN, "ffn" is {"stack": 0}. In version 1 a layer is its FFN, all attentions have as many experts as the
+key "attention_experts" of the base says, and the head as many as "head_experts".
 """
 
 import json

@@ -3,13 +3,12 @@
 The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm; per layer the
 linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate` (d -> e) where the
 graph has one, `project` (w -> d, where w is the width of the value it is really applied to) and a LayerNorm; and a
-head. A sentence-level head has a pooler and a classifier; a token-level head (tags, or the start and
-end of an answer) a classifier alone; a masked-LM head has a linear map and a LayerNorm before the output embedding,
-which is tied to the word embedding, and a bias for each word. All linear maps have biases. An attention of h of the
-base's n heads maps d to h d / n channels; without heads the bias of its output map is left. Each expert has its own
-copy of all linear maps of a block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash
-routing tables do not count as parameters, and the MACs that a capacity saves are not subtracted. A layer without an FFN
-has only its attention.
+head. A sentence-level head has a pooler and a classifier; a token-level head (tags, or the start and end of an answer)
+a classifier alone; a masked-LM head has a linear map and a LayerNorm before the output embedding, which is tied to the
+word embedding, and a bias for each word. All linear maps have biases. An attention of h of the base's n heads maps d to
+h d / n channels; without heads the bias of its output map is left. Each expert has its own copy of all linear maps of a
+block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash routing tables do not count as
+parameters, and the MACs that a capacity saves are not subtracted. A layer without an FFN has only its attention.
 
 `labels` is the number of classes or tags; other heads have a fixed number of outputs. Papers count differently;
 functions that follow a paper name it.
@@ -30,7 +29,7 @@ class HeadCost:
         pooled: whether it is applied to the pooled state of a sentence rather than to all tokens; only such a head may
             have experts.
         outputs: its number of outputs; None means one per label.
-        vocabulary: whether it predicts words, from a map and a LayerNorm, with the word embedding as its last map.
+        vocabulary: whether it predicts words: a linear map and a LayerNorm, then the word embedding as the output map.
     """
 
     pooled: bool = False
@@ -59,8 +58,8 @@ def params_active(architecture: Architecture, labels: int = 3, head: HeadCost = 
     """The number of parameters used for one token: all except those of experts to which it is not routed."""
     idle = _idle_params(architecture)
     if head.pooled:
-        layers = architecture.head.experts - 1
-        idle += layers * _prediction_layer(architecture.base, head.outputs or labels)
+        idle_experts = architecture.head.experts - 1
+        idle += idle_experts * _prediction_layer(architecture.base, head.outputs or labels)
     return params(architecture, labels, head) - idle
 
 
@@ -195,8 +194,8 @@ def head_macs(base: Base, part: Head, tokens: int = 128, labels: int = 3, head: 
         return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
     if not head.pooled:
         return tokens * base.width * outputs
-    experts = base.width**2 + _gate(base.width, part.experts) if part.experts > 1 else 0
-    return base.width**2 + experts + base.width * outputs
+    routed = base.width**2 + _gate(base.width, part.experts) if part.experts > 1 else 0
+    return base.width**2 + routed + base.width * outputs
 
 
 def _linear(inputs: int, outputs: int) -> int:

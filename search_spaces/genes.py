@@ -24,7 +24,7 @@ from search_spaces.routing import ROUTINGS
 # The weights of features: of twice as many channels in a layer, of one more block, of an operation counted over all
 # layers, and of an operation in a given layer.
 DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
-# The weight of each number that describes experts of a layer, and of twice as many experts in the head.
+# The weight of each number that describes the experts of a layer, and of twice as many experts in the head.
 EXPERTS, WHOLE = 0.4, 1.0
 # The value for a segment of a graph without an operation, and for experts that are not among a space's choices.
 NO_OPERATION, OTHER_EXPERTS = "none", "other"
@@ -41,14 +41,14 @@ class Gene:
     Attributes:
         key: the key of its choices in a configuration's [space]; empty for graphs, which a grammar draws.
         path: where its value is in a `Layer` or `Head`.
-        default: the only choice of a space that is given none.
+        default: the only choice in a space that is given no choices of it.
         features: an encoding for samplers that learn from scores, from all layers (or the head alone), the base and
             `widths`, those that a layer of the space can have.
-        distance: how different two parts are in this gene; the neighbours of an architecture are near in the sum.
-        domains: the parameters that people see of it, from the base and the choices of all genes; none if it does not
-            vary.
+        distance: how different two parts are in this gene; the sum over genes is small for neighbours.
+        domains: the parameters of trials in which people see it, from the base and the choices of all genes; none if it
+            does not vary.
         values: the values of these parameters.
-        words: the value in words; empty if it is the default, or if the formula of an FFN says it already.
+        words: the value in words; empty if it is the default, or if an FFN's own description already shows it.
         of_head: whether it is a gene of the head.
     """
 
@@ -91,7 +91,7 @@ def log_channels(ffn: FFN, base: Base) -> float:
 
 
 def _width_features(layers: Sequence[Layer], base: Base, widths: tuple[float, ...]) -> np.ndarray:
-    """How far the logarithm of a layer's channels is on the way from each of the `widths` to the next.
+    """How far the logarithm of a layer's channels is along the way from each of the `widths` to the next.
 
     A linear model of these columns can be any function of a layer's width; its prior is a Brownian motion over the
     logarithm of the width.
@@ -109,7 +109,7 @@ def _width_distance(base: Base, one: Layer, other: Layer) -> float:
 
 
 def counted_operations() -> tuple[str, ...]:
-    """The operations that features count, also those that were added at run time."""
+    """The operations that features count, including those that were added at run time."""
     return (*UNARY, *BINARY, "gate")
 
 

@@ -49,7 +49,7 @@ class Space:
         base: what all architectures have in common.
         genes: the choices of each gene of `genes.GENES` but the graph, by its name; a gene that is left out has its
             default. All combinations that are compatible with each other are allowed (`sizes`). A stack of 0 is a layer
-            without an FFN, which has no other choices there.
+            without an FFN, for which the other genes of the FFN have no choices.
         min_params, max_params: bounds on the number of parameters, `cost.params` with `labels` and `head`.
         mutation_rate: the probability with which `sample` draws an operation other than the base graph's.
         graph: the base graph, an activation between the linear maps.
@@ -60,7 +60,7 @@ class Space:
         start: an architecture; samples stay close to its graphs.
         vary: what may differ from `start`. `{"graphs"}` keeps its sizes, which need not be among those of the space;
             `{"sizes"}` keeps its graphs.
-        head: the kind of the head, see `cost.HEADS`.
+        labels, head: the number of labels and the kind of the head, which determine the head's cost, see `cost.params`.
 
     A graph that combines values of different widths costs less ("narrow") or more ("wide") than the base graph. If no
     sizes would fit the budget with a sampled graph, its layer keeps the base graph (or the start's). This only happens
@@ -172,8 +172,8 @@ class Space:
     def draw(self, name: str, choices: Sequence[str], rng: random.Random) -> str:
         """One random choice for the parameter `name` of `suggest`.
 
-        With probability 1 - mutation_rate it is the base graph's operation, the first of `choices`, or with a `start`
-        the start's, whatever is chosen of a graph. Otherwise the choice is uniform.
+        An operation is, with probability 1 - mutation_rate, the base graph's, which is the first of `choices`. With a
+        `start`, any choice that defines a graph is, with this probability, the start's. Otherwise it is uniform.
         """
         default = self._start_choices.get(name, choices[0] if name.endswith("/op") else None)
         if default is None:

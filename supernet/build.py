@@ -26,7 +26,7 @@ from search_spaces.graph import FFNGraph
 from search_spaces.layer import DENSE, Experts
 from search_spaces.operations import BINARY, UNARY
 
-# What a student has from the configuration of its teacher, beside the keys that its family names.
+# What a student takes from its teacher's configuration, in addition to the keys that its family names.
 INHERITED = ("id2label", "label2id", "problem_type", "pad_token_id")
 # The values of an architecture for which only some families have the modules, and the keys of their configurations.
 OF_SOME_FAMILIES = {"base.embedding": "embedding_size", "head.experts": "head_experts"}
@@ -47,27 +47,27 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
 
     Args:
         labels: the number of outputs.
-        template: configuration, usually of the supernet or the teacher, of whose family the student is, and from which
-            settings outside the architecture are copied (label names, dropout, epsilon of LayerNorm, padding token).
-            Without it, the student is one of BERT with transformers' defaults.
+        template: configuration, usually that of the supernet or the teacher, which determines the student's family and
+            the settings outside the architecture (label names, dropout, epsilon of LayerNorm, padding token). Without
+            it, the student is one of BERT with transformers' defaults.
 
     Raises:
         BuildError: the family has no modules for a value of the architecture.
     """
     base, family = architecture.base, student_family(template)
-    ffn = []
-    for genes in architecture.ffns:
-        inner = genes.inner(base)
-        layer = {
-            "formula": genes.formula,
-            "program": [[node.op, list(node.inputs)] for node in genes.graph.nodes[1:]],
-            "widths": list(genes.graph.widths(base.width, inner, base.mismatch)),
-            "stack": genes.stack,
+    described = []
+    for ffn in architecture.ffns:
+        inner = ffn.inner(base)
+        settings = {
+            "formula": ffn.formula,
+            "program": [[node.op, list(node.inputs)] for node in ffn.graph.nodes[1:]],
+            "widths": list(ffn.graph.widths(base.width, inner, base.mismatch)),
+            "stack": ffn.stack,
             "inner": inner,
         }
-        if genes.experts != DENSE:
-            layer["experts"] = expert_settings(genes.experts)
-        ffn.append(layer)
+        if ffn.experts != DENSE:
+            settings["experts"] = expert_settings(ffn.experts)
+        described.append(settings)
     heads = [layer.attention.heads for layer in architecture.layers]
     experts = [layer.attention.experts for layer in architecture.layers]
     config = student_config(
@@ -75,7 +75,7 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
         **{key: getattr(base, name) for name, key in family.sizes.items()},
         **{family.activation_key: "gelu" if base.gelu == "erf" else "gelu_pytorch_tanh"},
         num_labels=labels,
-        ffn=ffn,
+        ffn=described,
         gelu=base.gelu,
         mismatch=base.mismatch,
         attention_heads=None if set(heads) == {base.heads} else heads,
@@ -105,7 +105,7 @@ def expert_settings(experts: Experts) -> dict[str, Any]:
 
 
 class BuildError(UserError, ValueError):
-    """There is no student of an architecture in a family of encoders."""
+    """The students of a family of encoders cannot have an architecture."""
 
 
 class ExportError(UserError, ValueError):
@@ -117,7 +117,7 @@ class SizeError(UserError, ValueError):
 
 
 def check_memory(architecture: Architecture) -> None:
-    """Check that the weights fit into this machine's memory, before any of it is allocated.
+    """Check that the weights fit into this machine's memory, before any memory is allocated.
 
     Raises:
         SizeError: they do not.
@@ -209,7 +209,7 @@ def from_teacher(
     block_inputs: list[tuple[float, float]] | None = None,
     mismatch: str = "narrow",
 ) -> PreTrainedModel:
-    """A supernet that approximates the function of its teacher, or computes exactly that if it has one block per layer.
+    """A supernet that approximates its teacher's function, or computes exactly that function with one block per layer.
 
     The lowest block of each layer is a copy of the teacher's FFN. Further blocks are initialized close to the identity:
     `project` is zero, and the weight and bias of their LayerNorm are the standard deviation and the mean of their

@@ -29,7 +29,7 @@ def inherit(
 ) -> dict[str, Tensor]:
     """The initial weights of a candidate.
 
-    A layer inherits the leading heads of the supernet's, its lowest blocks and their leading inner channels. Norms,
+    A layer inherits the supernet's leading heads, its lowest blocks and their leading inner channels. Norms,
     embeddings and prediction heads are inherited completely (EfficientBERT, section 3.2: stacked FFNs are sliced from
     bottom to top, linear operations from left to right). A `gate` that the supernet does not have is initialized to the
     constant one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
@@ -48,7 +48,7 @@ def inherit(
         A complete state dict of copies for a model that is built from `architecture` with the supernet's head.
 
     Raises:
-        ValueError: the supernet has experts, or too few blocks or channels for a layer, or frequencies are missing.
+        ValueError: frequencies are missing; the supernet has experts, too many layers, or too few of another part.
     """
     base, layers = architecture.base, architecture.layers
     family = family_of_weights(weights)
@@ -72,25 +72,25 @@ def inherit(
             if (kept := _leading_heads(family, tensor, attention, base, inside, name)) is not None:
                 inherited[name] = _copies(kept, attention.experts if _of_attention(family, inside) else 1)
             continue
-        genes, (number, module, kind) = layers[layer].ffn, block
-        if number >= genes.stack or module == "router" or (module == "gate" and not genes.graph.gated):
+        ffn, (number, module, kind) = layers[layer].ffn, block
+        if number >= ffn.stack or module == "router" or (module == "gate" and not ffn.graph.gated):
             continue
         block_counts[layer] = max(block_counts[layer], number + 1)
         _, dimension = family.slices(number).get(inside, (CHANNELS, None))
-        copies = genes.experts.count if module == "project" else 1
+        copies = ffn.experts.count if module == "project" else 1
         inherited[name] = tensor = (
             _copies(tensor, copies)
             if dimension is None
-            else _channels(tensor, base, genes, projected_widths[layer], dimension, name)
+            else _channels(tensor, base, ffn, projected_widths[layer], dimension, name)
         )
         gate = name.replace(".expand.", ".gate.")
-        if module == "expand" and genes.graph.gated and gate not in weights:
+        if module == "expand" and ffn.graph.gated and gate not in weights:
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
     prefix = family.prefix(weights)
-    for layer, genes in enumerate(architecture.ffns):
-        if block_counts[layer] < genes.stack:
+    for layer, ffn in enumerate(architecture.ffns):
+        if block_counts[layer] < ffn.stack:
             raise ValueError(
-                f"layers[{layer}].ffn.stack is {genes.stack}; the supernet has {block_counts[layer]} blocks there"
+                f"layers[{layer}].ffn.stack is {ffn.stack}; the supernet has {block_counts[layer]} blocks there"
             )
         query, output = f"{prefix}{layer}.{family.query}.weight", f"{prefix}{layer}.{family.output}.bias"
         if layers[layer].attention.heads and output in inherited and query not in inherited:
@@ -111,8 +111,8 @@ def _of_attention(family: Family, inside: str) -> bool:
     return inside.rpartition(".")[0] in (family.query, family.key, family.value, family.output)
 
 
-def _channels(tensor: Tensor, base: Base, genes: FFN, projected: int, dimension: int, name: str) -> Tensor:
-    """The channels of a block's tensor for these genes; those of several experts are stacked along a new first
+def _channels(tensor: Tensor, base: Base, ffn: FFN, projected: int, dimension: int, name: str) -> Tensor:
+    """The channels of a block's tensor that this FFN has; those of several experts are stacked along a new first
     dimension.
 
     Args:
@@ -120,11 +120,11 @@ def _channels(tensor: Tensor, base: Base, genes: FFN, projected: int, dimension:
         dimension: that of the channels: 0 of `expand` and `gate`, 1 of `project`.
         name: the tensor's name in the supernet, for error messages.
     """
-    count = genes.experts.count
-    inner = genes.inner(base)
+    count = ffn.experts.count
+    inner = ffn.inner(base)
     if count == 1:
         return _leading(tensor, dimension, inner if dimension == 0 else projected, name).clone()
-    channels_EC = expert_channels(base, genes)
+    channels_EC = expert_channels(base, ffn)
     if dimension == 1:
         # With mismatch "wide", the channels of x beyond the inner width are passed to `project` at their own positions.
         passed_C = torch.arange(inner, max(inner, projected)).expand(count, -1)
@@ -135,28 +135,28 @@ def _channels(tensor: Tensor, base: Base, genes: FFN, projected: int, dimension:
 
 
 def _gates(
-    weights: Mapping[str, Tensor], base: Base, of_layer: Layer, prefix: str, layer: int, seed: int
+    weights: Mapping[str, Tensor], base: Base, layer: Layer, prefix: str, index: int, seed: int
 ) -> dict[str, Tensor]:
     """The weights (E, width) of a layer's learned routers: those of the FFN's blocks and of the attention."""
-    genes, experts = of_layer.ffn, of_layer.ffn.experts
+    ffn, experts = layer.ffn, layer.ffn.experts
     # For each gate: its number of experts, and its index among the gates of the layer, which selects its random stream.
     gates: dict[str, tuple[int, int]] = {}
-    if experts.kind.learned:
-        gates = {prefix + BLOCK_GATE.format(block): (experts.count, block + 1) for block in range(genes.stack)}
-    if of_layer.attention.experts > 1:
-        gates[prefix + ATTENTION_GATE] = (of_layer.attention.experts, 0)
+    if experts.gated:
+        gates = {prefix + BLOCK_GATE.format(block): (experts.count, block + 1) for block in range(ffn.stack)}
+    if layer.attention.experts > 1:
+        gates[prefix + ATTENTION_GATE] = (layer.attention.experts, 0)
     like = next(tensor for name, tensor in weights.items() if name.startswith(prefix))
     return {
         name: _leading(weights[name], 0, count, name).clone()
         if name in weights
-        else initial_gate(count, base.width, 64 * layer + number, like, seed)
+        else initial_gate(count, base.width, 64 * index + number, like, seed)
         for name, (count, number) in gates.items()
     }
 
 
 def attention_slice(weights: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
-    """The weights of a model with only the leading heads, or the first experts, of every attention that this
-    architecture has. A single expert is a plain attention, without a gate. Tensors of other modules are unchanged.
+    """The weights of a model with only those leading heads, or first experts, of every attention that this architecture
+    has. A single expert is a plain attention, without a gate. Tensors of other modules are unchanged.
 
     Args:
         weights: state dict of a model on the same base with at least as many experts in every attention.
@@ -185,8 +185,8 @@ def attention_slice(weights: Mapping[str, Tensor], architecture: Architecture) -
 def _leading_heads(
     family: Family, tensor: Tensor, attention: Attention, base: Base, inside: str, name: str
 ) -> Tensor | None:
-    """The part of a layer's tensor that the leading heads keep; None if there is none. Tensors of other modules are
-    unchanged.
+    """The part of a layer's tensor that belongs to the leading heads; None if none are left. Tensors of other modules
+    are unchanged.
     """
     unit, dimension = family.slices().get(inside, ("", 0))
     channels = attention.heads * base.width // base.heads

@@ -16,7 +16,7 @@ from foundation.errors import UserError
 # What the dimensions of tensors that candidates slice consist of: inner channels of an FFN, and attention heads.
 CHANNELS, HEADS = "channels", "heads"
 # Names in a layer that only students have: the gates of a block ("{}" is its number) and of the attention, and the
-# routing table; and what a head of experts has before its names.
+# routing table; and the prefix of the names in a head of experts.
 BLOCK_GATE, ATTENTION_GATE, TABLE = "ffn.{}.router.weight", "attention.router.weight", "router.table"
 EXPERT_HEAD = "classifier."
 _IN_BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(\w+)")
@@ -28,18 +28,19 @@ class FamilyError(UserError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Where the parts of an encoder are. Paths are relative to the base model, or if so said to one of its layers. A
-    student's paths in its FFN contain "{}", the number of the block.
+    """Where the parts of an encoder are. Paths are relative to the base model or, where it says "in a layer", to one of
+    its layers. A student's paths in its FFN contain "{}", the number of the block.
 
     Attributes:
         model_type: as in a configuration.
         layers: the list of layers.
         embeddings: the module whose output is the input of the lowest layer.
-        expand, activation, project: the three modules of the FFN, in a layer. Any map of the model's width stands in
-            for the FFN in the place of `expand` if the others are identities. A student has no `activation`.
-        norm: the LayerNorm behind the residual connection of the FFN, in a layer.
+        expand, activation, project: the three modules of the FFN, in a layer. Any module that maps the model's width to
+            itself can replace the FFN: it takes the place of `expand`, and identities those of the other two. A student
+            has no `activation`.
+        norm: the LayerNorm after the residual connection of the FFN, in a layer.
         attention: in a layer, the module with attention's residual connection and LayerNorm, `attention_norm`.
-        self_attention: in a layer, the module that transformers' attention functions get.
+        self_attention: in a layer, the module that is passed to transformers' attention functions.
         query, key, value, output: the linear maps of the attention, in a layer.
         sizes: field of `search_spaces.base.Base` -> key of the configuration.
         activation_key: the configuration's key of the activation.
@@ -130,8 +131,8 @@ class Family:
         return result | {f"{path}.bias": (unit, 0) for path, unit, dimension in maps if dimension == 0}
 
     def renamed(self, other: "Family", name: str) -> str:
-        """The name in a model of `other`, a family of students or the one that it is of, of a parameter of this family.
-        Those of the FFN become, or are, the lowest block's.
+        """The name that a parameter of this family has in a model of `other`, where one of the two is the family of the
+        other's students. A teacher's FFN corresponds to the lowest block of a student.
         """
         parts = self.split(name)
         if parts is None:
@@ -145,7 +146,7 @@ class Family:
         return f"{prefix}{layer}.{inside}"
 
     def size(self, config: Any, name: str) -> int:
-        """The size of a configuration that `Base` has under this name."""
+        """The size in a configuration that is the field `name` of `Base`."""
         return int(getattr(config, self.sizes[name]))
 
     def positions(self, config: Any) -> int:
@@ -191,7 +192,7 @@ def family_of(model: Any) -> Family:
 
 
 def family_of_weights(names: Iterable[str]) -> Family:
-    """A family of students with layers of parameters of these names. Families with equal paths slice alike.
+    """A family of students whose layers have parameters with these names. Families with equal paths slice alike.
 
     Raises:
         FamilyError: there is none.

@@ -12,12 +12,12 @@ from distill.encoders.family import Family, family_of
 def selected(
     family: Family, weights: Mapping[str, Tensor], prefix: str, indices: Mapping[str, Tensor], block: int = 0
 ) -> dict[str, Tensor]:
-    """The tensors of a layer that have a dimension of channels or of heads, with only some of these.
+    """The tensors of a layer that have a dimension of channels or of heads, with only some of the channels or heads.
 
     Args:
-        prefix: of the layer in the names of the weights, with its number.
-        indices: of the channels of `CHANNELS` or of `HEADS` that are taken, in their new order.
-        block: the number of the block of a student.
+        prefix: what stands before the name in the layer, with the number of the layer.
+        indices: by `CHANNELS` or `HEADS`, the indices of what is kept along that dimension, in their new order.
+        block: the number of the block, in a student.
     """
     return {
         prefix + name: weights[prefix + name].index_select(dimension, indices[unit])
@@ -48,7 +48,7 @@ def part(layer: nn.Module, path: str) -> Any:
 
 
 def model_inputs(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a batch that a model, or models of a configuration, take; the others are used by losses."""
+    """The tensors of a batch that a model, or a model with this configuration, takes; the others are for losses."""
     config = getattr(model, "config", model)
     return {name: batch[name] for name in family_of(config).inputs(config) if name in batch}
 

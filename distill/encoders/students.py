@@ -1,7 +1,7 @@
 """The classes of our students, by the family that they are students of, and their registration with transformers.
 
-What loads a checkpoint of a student from here on takes these classes, not the code in the checkpoint's folder, which is
-never run.
+Once this module is imported, checkpoints of students are loaded with these classes; the code in a checkpoint's folder
+is never run.
 """
 
 from types import ModuleType
@@ -18,7 +18,7 @@ _CONFIG = AutoConfig.__name__
 
 
 def _classes(module: ModuleType) -> dict[str, Any]:
-    """Name of a class of transformers such as "AutoModelForMaskedLM" -> class of the students."""
+    """Name of an auto class of transformers, such as "AutoModelForMaskedLM" -> the students' class."""
     own = (v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__)
     return {str(cls._auto_class): cls for cls in own if hasattr(cls, "_auto_class") and cls._auto_class}
 
@@ -32,7 +32,7 @@ for family, classes in CLASSES.items():
 
 
 def student_family(template: Any = None) -> Family:
-    """The family of the students of a teacher, or of such a student, with this configuration; BERT's without one."""
+    """The family of students for the configuration of a teacher or of a student; by default that of BERT's students."""
     family = FAMILIES["bert"] if template is None else family_of(template)
     return family if family.students_of else FAMILIES[f"nas_{family.model_type}"]
 
@@ -43,7 +43,7 @@ def class_of(family: Family, auto: Any) -> Any:
 
 
 def student_config(family: Family, **settings: Any) -> Any:
-    """A configuration of a family's students, with the places of all classes for `trust_remote_code`."""
+    """A configuration of a family's students that says where their classes are, for `trust_remote_code`."""
     classes = CLASSES[str(family.students_of)]
     places = {auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in classes.items()}
     return classes[_CONFIG](auto_map=places, **settings)

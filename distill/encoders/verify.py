@@ -34,8 +34,8 @@ class _Stacked(nn.Module):
 def verify(model: Any, name: str) -> None:
     """Check the family of a model with dense layers. It is unchanged afterwards.
 
-    *Slice*: with a few of its channels, or one of its heads, every layer computes what it does when the weights of the
-    others are zero. *Replace*: another module in the place of the FFN, which computes the same, gives the same.
+    *Slice*: with only a few of its channels, or one of its heads, every layer computes what it does when the weights of
+    the others are zero. *Replace*: another module that computes the same as the FFN can take its place.
 
     Args:
         name: the model's name, for the error.
@@ -51,7 +51,7 @@ def verify(model: Any, name: str) -> None:
                     raise FamilyError(f"{label}: hidden states differ by {difference:.2g}")
     except (FamilyError, AttributeError, LookupError, RuntimeError, TypeError) as error:
         raise FamilyError(
-            f"the model {name!r} is not built as other encoders of the type {model.config.model_type!r}, so it is not "
+            f"the model {name!r} is not built like other encoders of type {model.config.model_type!r}, so it is not "
             f"supported ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
         ) from None
 

@@ -59,8 +59,8 @@ def measure(
     reference: str | None = None,
     tokens: int = 128,
 ) -> Measurements:
-    """For each model its parameters (`params`); on an eval set all metrics, see `scores`, and the loads of its experts
-    (`expert_load`), if it has any; and if its architecture is given, its `costs`.
+    """For each model its parameters (`params`) and, if there is an eval set, all metrics, see `scores`, the loads of
+    its experts (`expert_load`), if it has any, and its `costs`, if its architecture is given.
 
     Args:
         reference: the model with which the others are compared.
@@ -86,8 +86,8 @@ def measure(
 def scores(
     task: Task, contributions: Mapping[str, Mapping[str, np.ndarray]], reference: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """For each model and metric the value and its standard error and, if there is a reference, for all other models the
-    paired difference to its value and the fraction of it (`share`; None if it is not positive).
+    """For each model and metric the value and its standard error. If there is a reference, the other models also have
+    the paired difference to its value and the fraction of its value (`share`; None if that is not positive).
 
     Args:
         contributions: of the examples by model and metric, of shape (N,) or (N, K).

@@ -61,7 +61,7 @@ class Training:
 
     Attributes:
         make: makes it from its teacher, which the first model does not have.
-        recipe: None: the model is used as it is.
+        recipe: how it is trained; None: it is used as it is.
         objective, settings: a name of `distill.objectives.OBJECTIVES`, and the settings that differ from its defaults.
         architecture: if it is known, costs are measured too, and it is saved beside the model.
         compared: whether the model is also measured before its training.
@@ -117,7 +117,7 @@ def run_training(run: TrainingRun, accelerator: Accelerator, progress: Progress)
         measured.update(measure({name: saved}, examples.eval_set, accelerator, architectures=known))
 
     for name, training in run.models.items():
-        torch.manual_seed(run.seed)  # of a new head
+        torch.manual_seed(run.seed)  # for a new head
         teacher, model = model, training.make(model)
         before = f"{name}, before"
         if training.recipe is not None and training.compared:
@@ -139,7 +139,7 @@ def _trained(
     accelerator: Accelerator,
     progress: Progress,
 ) -> PreTrainedModel:
-    """The model after its training, saved, in eval mode; or the saved one, if a run that is resumed has finished it."""
+    """The model after its training, saved, in eval mode; or the saved one, if an interrupted run had finished it."""
     training, examples = run.models[name], run.examples
     folder = run.out if name == run.student else run.out / name.replace(" ", "-")
     recipe = training.recipe
@@ -186,7 +186,7 @@ def _trained(
 
 def write_into(folder: Path, last: str, write: Callable[[Path], object]) -> None:
     """Add files to a folder that may have others: `write` creates them in another folder, from which they are moved,
-    the file `last` at the end; if it is there, all of them are.
+    `last` as the last one: if this file exists, all the others do.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with scratch_folder(folder) as draft:

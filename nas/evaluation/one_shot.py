@@ -1,4 +1,4 @@
-"""The evaluation of a candidate in stage 3: a slice of the trained one-shot supernet is scored on all tasks."""
+"""The evaluation of a candidate in stage 3 as a slice of the trained one-shot supernet, on all tasks or the first."""
 
 from collections.abc import Iterator
 
@@ -96,8 +96,8 @@ class OneShotEvaluator:
             yield name, student
 
     def student(self, architecture: Architecture) -> PreTrainedModel:
-        """A model of this architecture for the first task, with a copy of its slice of the supernet's weights, which is
-        compensated if the study says so.
+        """A model of this architecture for the first task, with a copy of its slice of the supernet's weights,
+        compensated if `one_shot.inheritance` says so.
         """
         self.supernet.activate(architecture, self.first_task)
         model = build(architecture, self.task_type, template=self.supernet_config)

@@ -18,7 +18,8 @@ class Score:
     """The result of an evaluation.
 
     Attributes:
-        value: the first metric of the task on the search split.
+        value: the task's first metric on the search split or, for candidates without training, possibly the fidelity to
+            its teacher; with several tasks the mean over them.
         standard_error: the standard error of `value`.
         parts: further scores of the candidate by name, such as that of its inherited weights.
         loads: for each router, how its experts shared the tokens of the first examples of the search split.

@@ -19,12 +19,12 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.workspace import UntrainedWorkspace
 from search_spaces.architecture import Architecture
 
-# What the name of a task is followed by in the name of its fidelity.
+# What follows the name of a task in the name of its fidelity score.
 FIDELITY = "fidelity"
 
 
 class UntrainedEvaluator:
-    """Scores candidates as they inherit their weights, for each task from a supernet of its own; each worker process
+    """Scores candidates with the weights they inherit, for each task from a supernet of its own; each worker process
     creates one evaluator and keeps it.
     """
 

@@ -100,13 +100,13 @@ def check_feasible(
     start: Architecture | None = None,
     vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
 ) -> None:
-    """Refuse a budget of parameters and MACs that no architecture of a stage can keep, before rows or weights are read.
+    """Refuse a budget of parameters and MACs within which a stage has no architecture, before rows or weights are read.
 
     The task's head is not known before its rows are read. Therefore the upper bounds are checked with the smallest of
-    all heads, and the lower bound with the largest: a budget that is refused here cannot be kept with any head.
+    all heads, and the lower bound with the largest: a budget that is refused here is too tight with any head.
 
     Raises:
-        search_spaces.spaces.SpaceError: nothing keeps the budget.
+        search_spaces.spaces.SpaceError: no architecture is within the budget.
     """
     heads = [task_type.head for task_type in TASK_TYPES.values()]
     fewest, most = (Head(extreme(config.space.head_experts)) for extreme in (min, max))
@@ -187,7 +187,7 @@ def budgeted_space(
         base: the study's.
 
     Raises:
-        search_spaces.spaces.SpaceError: nothing keeps the budget.
+        search_spaces.spaces.SpaceError: no architecture is within the budget.
     """
     table = config.space
     whole = base_model(config, base, graph)

@@ -17,7 +17,7 @@ from search_spaces.graph import FFNGraph
 
 # Stands for no bound on MACs or on the microseconds of a latency, within the digits that a configuration may have.
 UNBOUNDED = 10**12
-# Every budget on the ladder leaves the FFNs this fraction of what the one above it does.
+# Every budget on the ladder gives the FFNs this fraction of what the next larger one gives them.
 RATIO = 0.5**0.5
 
 
@@ -46,11 +46,11 @@ class FractionKept:
 def fraction_kept(
     metric: Metric, teacher: np.ndarray, of_seeds: Mapping[int, Confirmation], wanted: float
 ) -> FractionKept | None:
-    """What a confirmed architecture keeps of the teacher's score, of which at least the fraction `wanted` is asked for;
-    None if no seed has a result.
+    """What a confirmed architecture keeps of the teacher's score; None if no seed has a result.
 
     Args:
-        teacher: the contributions of the examples to the metric.
+        teacher: the contributions of the examples to the teacher's metric.
+        wanted: the fraction that is asked for, to which the confidence refers.
 
     Raises:
         ConfigError: the teacher's score is not positive, so no fraction of it means anything.
@@ -76,8 +76,8 @@ def fraction_kept(
 
 
 def ladder(fixed: int, whole: int, smallest: int) -> list[int]:
-    """Budgets from the whole base model down to the smallest architecture: `fixed` is what no FFN costs, and each
-    budget gives the FFNs `RATIO` of what the one before gives them.
+    """Budgets from the whole base model down to the smallest architecture: `fixed` is the cost without any
+    FFN, and each budget gives the FFNs `RATIO` of what the one before gives them.
     """
     budgets = []
     ffn = float(whole - fixed)
@@ -88,8 +88,8 @@ def ladder(fixed: int, whole: int, smallest: int) -> list[int]:
 
 
 def last_passing(count: int, passes: Callable[[int], bool]) -> int | None:
-    """The largest of `count` numbers from 0 on that passes, by bisection, if those below it pass, too; None if not even
-    0 passes.
+    """The largest number below `count` that passes, by bisection, if all smaller ones pass too; None if not even 0
+    passes.
     """
     low, high = -1, count - 1
     while low < high:
@@ -111,7 +111,8 @@ def with_budget(
 
     Args:
         labels, head: of the students, see `search_spaces.cost.params`.
-        maximum: of the cost that `keep` minimizes (latencies in microseconds); None: only that of the base model.
+        maximum: the upper bound on the cost that `keep` minimizes (latencies in microseconds); None: the base model's
+            parameters are the only bound.
         slack: see `nas.config.space.SpaceTable`.
     """
     assert config.keep is not None

@@ -53,7 +53,7 @@ class Plan:
         table: the stage's table in the configuration.
         baselines: what is evaluated before all others, the reference models first.
         start: the architecture that the stage refines; None for stages that refine nothing.
-        costs: what is minimized besides, see `nas.config.schema.StudyConfig.goals`.
+        costs: what is minimized in addition, see `nas.config.schema.StudyConfig.goals`.
     """
 
     stage: str
@@ -93,7 +93,7 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
     """The plan of stage "1", "2" or "3".
 
     Raises:
-        search_spaces.spaces.SpaceError: no architecture keeps the budget.
+        search_spaces.spaces.SpaceError: no architecture is within the budget.
     """
     base, graph = workspace.base()
     head = workspace.folders.task.type.head
@@ -137,12 +137,12 @@ def first_baselines(config: StudyConfig, space: Space, stage: str, start: Archit
 
 
 def varied(stage: str) -> frozenset[str]:
-    """The genes that a stage varies: graphs, sizes, or both."""
+    """What a stage varies: graphs, sizes, or both."""
     return {"2": frozenset({GRAPHS}), "3": frozenset({SIZES})}.get(stage, frozenset({GRAPHS, SIZES}))
 
 
 def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture:
-    """The architecture with the base graph in every layer, and the same sizes and experts as before."""
+    """The architecture with the base graph in every layer, and otherwise the same."""
     return architecture.with_ffns(replace(ffn, graph=graph) for ffn in architecture.ffns)
 
 
@@ -182,7 +182,7 @@ def check_stage(config: StudyConfig, folder: Folder, stage: str, chosen: Archite
     Raises:
         ConfigError, distill.training.teacher.TeacherError: the configuration cannot work, or there is nothing to
             refine, or candidates could not inherit from it.
-        search_spaces.spaces.SpaceError: no architecture keeps the budget of parameters and MACs.
+        search_spaces.spaces.SpaceError: no architecture is within the budget of parameters and MACs.
     """
     start = start_of(folder, stage, chosen)
     if config.keep is not None and start is not None and not folder.budget.exists():
@@ -204,21 +204,21 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
         return
     if start.base != base:
         raise ConfigError(
-            "the architecture to refine is on another base than this study: it differs in "
-            f"{start.base.differences(base)}; give --from one on this study's base"
+            "the architecture to refine is on another base than this study's: they differ in "
+            f"{start.base.differences(base)}; give --from an architecture on this study's base"
         )
     for name, choices in config.space.genes().items():
         gene = GENES[name]
         for value in map(gene.read, gene.parts(start)):
             if value not in choices and not gene.of_ffn:
                 raise ConfigError(f"the architecture to refine has {name} {value}: add {value} to space.{gene.key}")
-    largest, stack = max(config.space.stacks), max(genes.stack for genes in start.ffns)
+    largest, stack = max(config.space.stacks), max(ffn.stack for ffn in start.ffns)
     if stack > largest:
         raise ConfigError(
             f"the architecture to refine has a stack of {stack} blocks, but the supernet only has {largest}: "
             f"add {stack} to space.stacks"
         )
-    foreign = {genes.experts for genes in start.ffns} - {DENSE, *config.space.experts}
+    foreign = {ffn.experts for ffn in start.ffns} - {DENSE, *config.space.experts}
     if foreign and (config.space.max_latency is not None or "latency" in config.goals):
         raise ConfigError(
             f"the architecture to refine has experts ({'; '.join(sorted(map(str, foreign)))}) that are not in "

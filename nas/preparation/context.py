@@ -88,7 +88,6 @@ def preparation_context(
     cache = cache_folder()
     refuse_earlier_format(cache)
     accelerator, tokenizer = make_accelerator(device, config.mixed_precision), load_tokenizer(config.teacher)
-
     check_shared(cache, accelerator)
 
     @once

@@ -23,8 +23,9 @@ class Work:
     Attributes:
         what: its name in the progress of a search, such as "teacher: fine-tuning".
         architecture: of the model.
-        sentences: how many the model processes, or the recipe of the training whose batches they are.
-        passes: the number of forward passes for each, or as many as its computation is worth.
+        sentences: how many the model processes, or the recipe of the training whose batches they are; None if it is not
+            known.
+        passes: the number of forward passes for each, or the number to which the computation is equivalent.
     """
 
     what: str
@@ -39,7 +40,7 @@ class Entry:
 
     Attributes:
         what: its name in a dry run.
-        path: None as long as earlier entries are missing on which it depends.
+        path: None as long as earlier entries on which it depends are missing.
         make: called with a draft of the path, which it writes, and with a folder for the state of a training, from
             which it continues after an interruption.
         work: what takes long when it is made.
@@ -70,5 +71,5 @@ def create(context: PreparationContext, entries: Iterable[Entry]) -> None:
 
 
 def largest(config: StudyConfig) -> Architecture:
-    """The supernet of a study: the base graph with the largest stack in every layer."""
+    """The architecture of a study's supernet: the base graph with the largest stack in every layer."""
     return Architecture.uniform(*base_of_study(config), max(config.space.stacks))

@@ -25,8 +25,8 @@ def parser() -> Parser:
     out = "page to write; its figures go into a folder of the same name (default: report.html in STUDY)"
     add("--out", type=Path, metavar="FILE", help=out)
     checkpoint = (
-        "a checkpoint of train_final.py, whose scores and losses are shown, and its attention and FFN outputs beside "
-        "the teacher's (default: STUDY/final if it is there)"
+        "a checkpoint of train_final.py: shows its scores and losses, and its attention and FFN outputs beside the "
+        "teacher's (default: STUDY/final, if it exists)"
     )
     add("--checkpoint", type=Path, metavar="DIR", help=checkpoint)
     return result

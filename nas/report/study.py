@@ -148,7 +148,7 @@ class Stage:
 
     @cached_property
     def within_budget(self) -> tuple[Candidate, ...]:
-        """Those of `scored` that keep the budget, the best first."""
+        """Those of `scored` that are within the budget, the best first."""
         return tuple(sorted((c for c in self.scored if c.in_budget), key=lambda c: (-c.score, c.number)))
 
     @cached_property

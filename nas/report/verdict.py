@@ -8,12 +8,12 @@ from nas.planning.finalists import WINNER, WINNER_WITH_BASE_GRAPHS, shown
 from nas.report.study import FIXED_BASELINES, Stage, Study
 from nas.study.contributions import paired_lead
 
-# A difference of at most so many standard errors is called noise.
+# A difference of at most this many standard errors is no evidence.
 CLEAR = 2.0
 
 
 def of_study(study: Study) -> str:
-    """One sentence about the last stage that has ended, or that it is not known yet."""
+    """One sentence about the last stage; if that has not ended, it says what is known so far."""
     stage = study.last
     if stage.best is None:
         return _so_far(stage)

@@ -140,7 +140,7 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
     if space.varies_sizes:
         sizes = len(space.sizes)
         within, all_sizes = space.size_count(), sizes**base.depth * len(space.head_sizes)
-        kept = f"; {rounded(within)} of these ({100 * within / all_sizes:.3g} %) keep the budget with base graphs"
+        kept = f"; {rounded(within)} of these ({100 * within / all_sizes:.3g} %) are within the budget with base graphs"
         console.print(
             f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
         )

@@ -23,8 +23,8 @@ EPILOG = """examples:
   {command} --stage 1 --keep 99%                   the smallest that keeps 99 % of the teacher's score
   {command} --stage 1 --goals score,macs           the front of score and cost; then nas.pick
   {command} --stage all --preset minilm --tasks rte --data glue    official files in the folder glue
-  {command} --stage all --resume                              go on after Ctrl-C or a crash
-  {command} --stage all --dry-run                             only say what would be done, and roughly how long it takes
+  {command} --stage all --resume                   continue after Ctrl-C or a crash
+  {command} --stage all --dry-run                  only say what would be done, and roughly how long it takes
 then train the winner:
   {train} results/demo/architecture.json
 
@@ -76,7 +76,7 @@ def _add_search(result: Parser) -> None:
         "--stage",
         choices=STAGES,
         required=True,
-        help="1: operations, stacks and expansions together; 2: operations; 3: stacks and expansions, on all tasks; "
+        help="1: operations and sizes (stacks, expansions, experts) together; 2: operations; 3: sizes, on all tasks; "
         "all: one after the other",
     )
     group.add_argument(
@@ -202,7 +202,10 @@ def _add_output(result: Parser) -> None:
 def check(options: argparse.Namespace, study: str) -> None:
     """Raise ConfigError for mistakes that can be seen in the options alone."""
     if not re.fullmatch(r"\w[\w.+-]*", study):
-        raise ConfigError(f"--study {study!r}: use only letters, digits, '.', '_', '+' and '-'")
+        raise ConfigError(
+            f"--study {study!r}: use only letters, digits, '.', '_', '+' and '-', "
+            "and start with a letter, a digit or '_'"
+        )
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"--workers: must be at least 1, not {options.workers}")
     if options.address is None:
@@ -217,7 +220,7 @@ def check(options: argparse.Namespace, study: str) -> None:
         )
     if options.start and options.stage not in ("2", "3"):
         raise ConfigError(
-            "--from: only stages 2 and 3 refine an architecture; add --stage 2 or --stage 3, or leave out --from"
+            "--from: only stages 2 and 3 refine an architecture; use --stage 2 or --stage 3, or leave out --from"
         )
 
 
@@ -260,7 +263,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
 
 
 def cost_to_minimize(goals: str | None) -> str | None:
-    """The cost of the option --goals beside --keep: "latency" in "score,latency"; None if there is none.
+    """The cost that --goals names when --keep is given: "latency" in "score,latency"; None if it names none.
 
     Raises:
         ConfigError: the option does not have this form.
@@ -269,5 +272,5 @@ def cost_to_minimize(goals: str | None) -> str | None:
         return None
     score, _, cost = goals.partition(",")
     if score != "score" or cost not in ("params", "macs", "latency"):
-        raise ConfigError(f"--goals {goals!r}: with --keep it is score,params; score,macs or score,latency")
+        raise ConfigError(f"--goals {goals!r}: with --keep, give score,params; score,macs; or score,latency")
     return cost

@@ -19,8 +19,8 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.latency.table import measure_whole
 from nas.planning import keep
 from nas.planning.budget import base_model, latencies_of, limits_of
-from nas.planning.finalists import Confirmed, confirmations, finalists, lead_line, summary
-from nas.planning.stages import ALLOCATED, BEFORE, GLOBAL, Plan, check_start, plan, sampler_of, start_of
+from nas.planning.finalists import ALLOCATED, GLOBAL, Confirmed, confirmations, finalists, lead_line, summary
+from nas.planning.stages import BEFORE, Plan, check_start, plan, sampler_of, start_of
 from nas.preparation.context import preparation_context
 from nas.preparation.prepare import entries, prepare_in
 from nas.preparation.workspace import AnyWorkspace, Workspace
@@ -142,7 +142,7 @@ class Search:
         """The plan of the first stage, which refines the chosen start or the winner of the stage before it.
 
         Raises:
-            ConfigError, search_spaces.spaces.SpaceError: there is nothing to refine, or no architecture keeps the
+            ConfigError, search_spaces.spaces.SpaceError: there is nothing to refine, or no architecture is within the
                 budget.
         """
         stage = self.search.stages[0]
@@ -275,7 +275,7 @@ class Search:
         goal = self.given.keep
         assert goal is not None
         metric = self.workspace.folders.task.score_metric
-        # Refuse a teacher without a score.
+        # Refuse a teacher whose score is not positive.
         keep.fraction_kept(metric, self._teacher_rows, {}, goal.fraction)
         budgets = self._ladder(widest, goal.cost)
         seeds = range(self.given.seed + 1, self.given.seed + 1 + self.given.stage1.confirm_seeds)
@@ -310,7 +310,7 @@ class Search:
         return plan(config, self.workspace, "1", None, limits)
 
     def _slack(self, maximum: int) -> float:
-        """The study's slack or, if nothing fits between its bounds, the first of its doubles with which something does:
+        """The study's slack or, if nothing fits between its bounds, the first doubling of it with which something does:
         a budget that was not chosen by hand may lie between the sizes of a coarse space.
         """
         slack = self.given.space.slack
@@ -333,16 +333,16 @@ class Search:
             )
             limit = next(each for each in bounded if each.name == name)
         whole = base_model(self.given, space.base, space.graph)
-        none = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
+        without_ffns = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
         smallest = limit.fixed + sum(
             min(limit.cost(space.base, part) for part in options)
             for options in space.rows([space.graph] * space.base.depth)[0]
         )
-        return keep.ladder(none, limit.total(whole), smallest)
+        return keep.ladder(without_ffns, limit.total(whole), smallest)
 
     def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:
-        """Record the teacher's score on the rows on which this stage scores its candidates, unless they are scored on
-        several tasks.
+        """Record the teacher's score on the rows on which this stage scores its candidates, except for stage 3 of a
+        study of several tasks.
         """
         if (plan.stage == "3" and len(self.given.tasks) > 1) or TEACHER in study.user_attrs:
             return
@@ -358,7 +358,7 @@ class Search:
         return evaluator.contributions(evaluator.teacher())
 
     def _add_kept(self, best: dict[str, Any], confirmed: Confirmed, fraction: float) -> None:
-        """Add to every finalist what it keeps of the teacher's score, and say it of the winner."""
+        """Add to every finalist what it keeps of the teacher's score, and report it for the winner."""
         metric = self.workspace.folders.task.score_metric
         for row in best["finalists"]:
             of_seeds = confirmed[function_key(Architecture.from_json(row["architecture"]))]

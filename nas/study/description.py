@@ -119,7 +119,7 @@ def identity(architecture: Architecture) -> dict[str, str]:
 
 def constraints(architecture: Architecture, space: Space) -> list[float]:
     """By how much an architecture violates each bound of the budget: the lower and the upper bound on parameters, then
-    the limits. All values are at most 0 if it keeps the budget.
+    the limits. All values are at most 0 if it is within the budget.
     """
     params = cost.params(architecture, space.labels, space.head)
     excess = [space.min_params - params, params - space.max_params]

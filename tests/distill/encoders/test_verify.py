@@ -75,7 +75,7 @@ def change(model: Any, kind: str) -> None:
 def test_what_computes_otherwise_is_found(kind: str, test: str) -> None:
     model = bert(1)
     change(model, kind)
-    with pytest.raises(FamilyError, match=rf"^the model 'it' is not built as other .* \(with {test}: hidden .*\)$"):
+    with pytest.raises(FamilyError, match=rf"^the model 'it' is not built like other .* \(with {test}: hidden .*\)$"):
         verify(model, "it")
 
 
@@ -83,6 +83,6 @@ def test_what_computes_otherwise_is_found(kind: str, test: str) -> None:
 def test_a_family_that_is_wrong(changes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bert(1).save_pretrained(tmp_path)
     monkeypatch.setitem(families.FAMILIES, "bert", replace(families.FAMILIES["bert"], **changes))  # type: ignore[arg-type]
-    with pytest.raises(FamilyError, match="is not built as other encoders of the type 'bert', so it is not") as caught:
+    with pytest.raises(FamilyError, match="is not built like other encoders of type 'bert', so it is not") as caught:
         load_model(str(tmp_path), ["a", "b", "c"])
     assert len(str(caught.value).splitlines()) == 1

@@ -126,7 +126,7 @@ def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path:
         "--keep: must be a fraction above 0 and at most 1, such as 99% or 0.99, not 'much'" in capsys.readouterr().err
     )
     assert main([*command, "--keep", "99%", "--goals", "score,beauty"]) == USER_ERROR
-    assert "with --keep it is score,params; score,macs or score,latency" in capsys.readouterr().err
+    assert "with --keep, give score,params; score,macs; or score,latency" in capsys.readouterr().err
     assert main([*command, "--keep", "99%", "--max-params", "12M"]) == USER_ERROR
     assert "keep finds the smallest space.max_params" in capsys.readouterr().err
 

@@ -145,5 +145,5 @@ def test_what_candidates_could_not_inherit_from(tiny_study: TinyStudy, workspace
     with pytest.raises(ConfigError, match=r"has experts \(2 hash, shared .*\) that are not in space.experts"):
         check_start(hashed, timed, base)
     other = replace(base, inner=base.inner + 1)
-    with pytest.raises(ConfigError, match="the architecture to refine is on another base than this study"):
+    with pytest.raises(ConfigError, match="the architecture to refine is on another base than this study's"):
         check_start(Architecture.uniform(other, graph=graph), tiny_study.config, base)

@@ -65,7 +65,7 @@ def test_a_start_on_another_base(refused: Refused, tmp_path: Path) -> None:
     other = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
     Architecture.uniform(other, expansion=Fraction(1, 2)).save(tmp_path / "other.json")
     message = refused("--stage", "3", "--from", tmp_path / "other.json")
-    assert "the architecture to refine is on another base than this study: it differs in " in message
+    assert "the architecture to refine is on another base than this study's: they differ in " in message
 
 
 @pytest.mark.parametrize(
