@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from distill.training.evaluation import evaluate
+from distill.training.evaluation import EvalSet
 from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.phases import TrainingPhase
 
@@ -19,6 +19,5 @@ def dev_score(evaluator: TrainedEvaluator, model: PreTrainedModel) -> float:
     """The task's main metric on the whole dev split, which no search sees."""
     folders, task = evaluator.workspace.folders, evaluator.task
     pad_id = evaluator.supernet_config.pad_token_id
-    rows, split = folders.rows("dev"), folders.split("dev")
-    scores = evaluate(model, rows, split, task, accelerator=evaluator.accelerator, pad_id=pad_id)
-    return scores[task.metrics[0]].value
+    dev = EvalSet(task, folders.split("dev"), folders.rows("dev"), pad_id)
+    return dev.score(model, evaluator.accelerator).value

@@ -26,7 +26,7 @@ from benchmarks.common import BenchmarkError, Kept, Report, difference, summaris
 from distill.objectives import OBJECTIVES
 from distill.tasks.types import task_type_of
 from distill.training.distillation import distil
-from distill.training.evaluation import evaluate
+from distill.training.evaluation import EvalSet
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
 from distill.training.teacher import load_config as load_model_config
@@ -125,10 +125,9 @@ class Trainings:
 
     def score(self, model: PreTrainedModel) -> float:
         """The task's main metric on the whole dev split."""
-        rows, split, task = self.folders.rows("dev"), self.folders.split("dev"), self.folders.task
-        pad_id = self.context.tokenizer.pad_token_id
-        scores = evaluate(model, rows, split, task, accelerator=self.context.accelerator, pad_id=pad_id)
-        return scores[task.metrics[0]].value
+        folders, pad_id = self.folders, self.context.tokenizer.pad_token_id
+        dev = EvalSet(folders.task, folders.split("dev"), folders.rows("dev"), pad_id)
+        return dev.score(model, self.context.accelerator).value
 
     def train(self, teacher: PreTrainedModel, experts: int, seed: int) -> float:
         """The score of a student that has learned from a teacher.

@@ -31,7 +31,7 @@ from distill.tasks.readers import load_task
 from distill.tasks.splits import joined
 from distill.tasks.types import encode
 from distill.training.distillation import distil
-from distill.training.evaluation import evaluate, expert_load, split_batches
+from distill.training.evaluation import EvalSet, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
@@ -137,8 +137,7 @@ def run(options: Namespace, report: Report) -> None:
     )
 
     def score(model: Any) -> float:
-        scores = evaluate(model, dev, data.dev, data.task, accelerator=accelerator, pad_id=pad_id)
-        return scores[data.task.metrics[0]].value
+        return EvalSet(data.task, data.dev, dev, pad_id).score(model, accelerator).value
 
     @cache
     def scores_of_channels(order: str, seed: int) -> Any:

@@ -16,7 +16,7 @@ from distill.objectives import terms
 from distill.objectives.losses import soft_cross_entropy
 from distill.objectives.outputs import Batch, Outputs
 from distill.tasks import metrics
-from distill.training.evaluation import batch_logits, comparable_outputs, evaluate_logits, split_batches
+from distill.training.evaluation import batch_logits, comparable_outputs, split_batches
 from distill.training.loop import Diverged
 from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.allocation import PredictedLosses
@@ -92,8 +92,7 @@ class Measure:
         """Score, fidelity and losses on the search split of a model that took `before` seconds."""
         evaluator, task = self.evaluator, self.evaluator.task
         logits, seconds = timed(lambda: batch_logits(model, self.batches, accelerator=evaluator.accelerator))
-        split = evaluator.search_split
-        contributions = evaluate_logits(logits, self.indices, evaluator.search_rows, split, task)[task.metrics[0]]
+        contributions = evaluator.search_set.contributions_of(logits, self.indices)[task.metrics[0]]
         teacher_NC = comparable_outputs(self.predictions, self.batches, task.type)
         hard, soft = losses(logits, self.predictions, self.batches, task.kind)
         values = {

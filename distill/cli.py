@@ -47,12 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_output_options(parser: ParserOrGroup, content: str) -> None:
-    """Add `--quiet` and `--json`, which exclude each other.
-
-    Args:
-        parser: a parser, or a group of one.
-        content: what `--json` prints.
-    """
+    """Add `--quiet` and `--json`, which exclude each other; the latter prints `content`."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quiet", action="store_true", help="print only warnings, errors and the results")
     form.add_argument("--json", action="store_true", help=f"print {content} as JSON on stdout, all else on stderr")
@@ -70,16 +65,12 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def device(value: str) -> str:
-    """The value of `--device`: "auto", "cpu" or "cuda".
-
-    Raises:
-        argparse.ArgumentTypeError: it is "cuda" and there is no GPU.
-    """
+    """The value of `--device`. Raises argparse.ArgumentTypeError if it is "cuda" and there is no GPU."""
     if value == "cuda":
         import torch  # takes a second
 
         if not torch.cuda.is_available():
-            raise argparse.ArgumentTypeError("there is no CUDA here; choose cpu or auto")
+            raise argparse.ArgumentTypeError("there is no CUDA device; choose cpu or auto")
     return value
 
 

@@ -18,8 +18,8 @@ from distill.tasks.splits import AnySplit, Split, joined
 from distill.tasks.task import TaskData, TaskError
 from distill.tasks.text import load_text, save_text, stored_text_key
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION, encode
+from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
-from distill.training.measure import EvalSet
 from distill.training.run import Examples
 from distill.training.teacher import check_positions, check_vocabulary, labels_of, load_config, load_tokenizer
 from foundation.checksums import create_once

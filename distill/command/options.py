@@ -26,8 +26,7 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     """Add the options that say on which labeled rows a command trains and measures scores, and their length.
 
     Args:
-        parser: a parser, or a group of one.
-        own_rows_of_a_task: whether `--train` may be given together with `--task`.
+        own_rows_of_a_task: whether `--train` may be combined with `--task`.
     """
     add_training_rows_options(parser, own_rows_of_a_task)
     add = parser.add_argument
@@ -39,9 +38,7 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
 
 
 def add_training_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
-    """Add the options that say which labeled rows a command trains on or augments; the arguments are those of
-    `add_rows_options`.
-    """
+    """Add those of `add_rows_options` that say which labeled rows a command trains on or augments."""
     add = parser.add_argument
     instead = "; with --task, they replace its training rows" if own_rows_of_a_task else ""
     formats = f"your own labeled rows: .tsv, .csv, .jsonl or .parquet, with column names{instead}"

@@ -119,5 +119,5 @@ def measurement_table(metrics: Mapping[str, Any], title: str = "") -> Table:
 
 
 def _difference(row: Mapping[str, Any]) -> str:
-    share = "" if row["share"] is None else f" ({row['share']:.1%})"
-    return difference((row["value"], row["standard_error"])) + share
+    fraction = "" if row["share"] is None else f" ({row['share']:.1%})"
+    return difference((row["value"], row["standard_error"])) + fraction

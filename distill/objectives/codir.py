@@ -202,7 +202,7 @@ def _of_all_processes(*tensors: Tensor) -> list[Tensor]:
     """Concatenate each tensor's rows from all processes; their numbers of rows may differ."""
     if not dist.is_initialized():
         return list(tensors)
-    shares: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(shares, [tensor.cpu() for tensor in tensors])
-    gathered = zip(*shares, strict=True)
-    return [torch.cat(parts).to(tensor.device) for tensor, parts in zip(tensors, gathered, strict=True)]
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, [tensor.cpu() for tensor in tensors])
+    gathered = zip(*parts, strict=True)
+    return [torch.cat(rows).to(tensor.device) for tensor, rows in zip(tensors, gathered, strict=True)]

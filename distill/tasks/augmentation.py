@@ -69,8 +69,8 @@ class Neighbors:
         similarities = self.directions @ self.directions[self.places[known]]
         similarities[self.places[known]] = -np.inf
         order = np.argsort(-similarities, kind="stable")[: min(count, len(self.words) - 1)]
-        found = (self.words[place] for place in order)
-        return tuple(near.capitalize() if word.istitle() else near for near in found)
+        neighbors = (self.words[place] for place in order)
+        return tuple(near.capitalize() if word.istitle() else near for near in neighbors)
 
 
 def read_neighbors(path: Path) -> Neighbors:
@@ -209,7 +209,7 @@ class Augmentation:
         allowed = self.vocabulary
         allowed_V = torch.tensor([word is not None for word in allowed], device=self.model.device)
         count = min(self.candidates, int(allowed_V.sum()))
-        found: list[tuple[str, ...]] = [()] * len(masked)
+        candidates: list[tuple[str, ...]] = [()] * len(masked)
         # Sentences of similar length together, so that there is little padding.
         order = sorted(range(len(masked)), key=lambda row: len(masked[row]))
         for start in range(0, len(order), self.batch_size):
@@ -225,8 +225,8 @@ class Augmentation:
             hidden_BD = hidden_BTD[torch.arange(len(rows)), torch.tensor([positions[row] for row in batch])]
             logits_BV = word_head(self.model)(hidden_BD).masked_fill(~allowed_V, -torch.inf)
             for row, best in zip(batch, logits_BV.topk(count).indices.tolist(), strict=True):
-                found[row] = tuple(str(allowed[token]) for token in best)
-        return found
+                candidates[row] = tuple(str(allowed[token]) for token in best)
+        return candidates
 
 
 def _replaceable(text: str, encoding: Any, end: int) -> Iterator[tuple[int, int, list[int]]]:

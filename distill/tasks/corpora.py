@@ -140,12 +140,12 @@ def build_corpus(sources: Mapping[str, Path], workers: int = 1) -> Corpus:
     files = [(source, root, path) for source, root in sources.items() for path in _python_files(root)]
     if workers > 1 and len(files) > 100 and _can_spawn():
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            found = list(pool.map(_read_file, files, chunksize=50))
+            documents = list(pool.map(_read_file, files, chunksize=50))
     else:
-        found = [_read_file(file) for file in files]
+        documents = [_read_file(file) for file in files]
     seen: set[str] = set()
     rows: list[tuple[str, str, str, int]] = []
-    for source, document, sentences in sorted(part for parts in found for part in parts):
+    for source, document, sentences in sorted(part for parts in documents for part in parts):
         for position, text in sentences:
             same = re.sub(r"\W+", " ", text).casefold()
             if same not in seen:
@@ -207,12 +207,12 @@ def _can_spawn() -> bool:
 
 def _python_files(root: Path) -> list[Path]:
     """Source files below ``root`` in a fixed order, thinned evenly to :data:`MAX_LIBRARY_BYTES`."""
-    found = []
+    paths = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and name[0] != "."]
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    size = sum(path.stat().st_size for path in found)
-    return sorted(found)[:: max(1, round(size / MAX_LIBRARY_BYTES))]
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    size = sum(path.stat().st_size for path in paths)
+    return sorted(paths)[:: max(1, round(size / MAX_LIBRARY_BYTES))]
 
 
 Document = tuple[str, str, list[tuple[int, str]]]

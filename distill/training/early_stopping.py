@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from distill.training.recipe import Recipe
 
+# What a checkpoint has.
+STATE = ("best_score", "without_improvement", "best_weights")
+
 
 class EarlyStopping:
     """Tracks the best score of a training, its weights, and the number of evaluations since then."""
@@ -50,12 +53,7 @@ class EarlyStopping:
         return float(broadcast(score))
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "best_score": self.best_score,
-            "without_improvement": self.without_improvement,
-            "best_weights": self.best_weights,
-        }
+        return {name: getattr(self, name) for name in STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_score, self.without_improvement = state["best_score"], state["without_improvement"]
-        self.best_weights = state["best_weights"]
+        vars(self).update({name: state[name] for name in STATE})

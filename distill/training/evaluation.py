@@ -1,6 +1,6 @@
 """Evaluation of a model: its scores on a split, and the load of its experts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -15,7 +15,7 @@ from distill.objectives.outputs import LOGITS, Batch, routers, run
 from distill.tasks.encoding import Encoded, collate, eval_batches
 from distill.tasks.metrics import Score
 from distill.tasks.splits import AnySplit
-from distill.tasks.task import Task, contributions, scores_of
+from distill.tasks.task import Task, contributions
 from distill.tasks.types import TaskType
 from distill.training.loop import Diverged
 
@@ -55,67 +55,77 @@ def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acc
     return rows
 
 
-def evaluate(
-    model: nn.Module,
-    rows: Encoded,
-    split: AnySplit,
-    task: Task,
-    *,
-    accelerator: Accelerator,
-    pad_id: int,
-    first: int | None = None,
-) -> dict[str, Score]:
-    """All metrics of a task, the main one first; arguments and errors are those of `evaluate_rows`."""
-    return scores_of(task, evaluate_rows(model, rows, split, task, accelerator=accelerator, pad_id=pad_id, first=first))
+@dataclass(frozen=True, eq=False)
+class EvalSet:
+    """The examples on which the models of a task are scored, and their encoding.
 
-
-def evaluate_rows(
-    model: nn.Module,
-    rows: Encoded,
-    split: AnySplit,
-    task: Task,
-    *,
-    accelerator: Accelerator,
-    pad_id: int,
-    first: int | None = None,
-) -> dict[str, np.ndarray]:
-    """The contributions, of shape (N,) or (N, K), of the rows of a split, or of its `first` rows, to all metrics of a
-    task. Scores (`distill.tasks.task.scores_of`) and paired differences between models follow from them.
-
-    Questions are predicted to be unanswerable only if the split has unanswerable questions.
-
-    Args:
-        rows: the split as encoded by `distill.tasks.encoding.encode`.
+    Attributes:
+        encoded: the split as encoded by `distill.tasks.types.encode`.
+        pad_id: the token id of padding.
 
     Raises:
-        distill.training.loop.Diverged: the model's logits are not finite.
-        ValueError: the rows are of another kind than the task, or do not belong to this split.
+        ValueError: the encoded rows are of another task type, or do not belong to this split.
     """
-    sources = len(rows) if rows.sources is None else int(rows.sources[-1]) + 1
-    if rows.kind != task.kind or sources != len(split):
-        raise ValueError(f"{sources} encoded rows ({rows.kind}) are not the {len(split)} of a split ({task.kind})")
-    batches = split_batches(rows, pad_id, first)
-    logits_of_batches = batch_logits(model, (batch for _, batch in batches), accelerator=accelerator)
-    return evaluate_logits(logits_of_batches, [chosen for chosen, _ in batches], rows, split, task)
 
+    task: Task
+    split: AnySplit
+    encoded: Encoded
+    pad_id: int
 
-def evaluate_logits(
-    logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor], rows: Encoded, split: AnySplit, task: Task
-) -> dict[str, np.ndarray]:
-    """As `evaluate_rows`, given the logits of the batches of `split_batches` and the indices of their rows."""
-    assert task.type.references is not None
-    predicted = predictions(logits_of_batches, indices, rows, split, task)
-    return contributions(task, predicted, task.type.references(split)[: len(predicted)])
+    def __post_init__(self) -> None:
+        rows, kind = self.encoded, self.task.kind
+        sources = len(rows) if rows.sources is None else int(rows.sources[-1]) + 1
+        if rows.kind != kind or sources != len(self.split):
+            raise ValueError(f"{sources} encoded rows ({rows.kind}) are not the {len(self.split)} of a split ({kind})")
 
+    def batches(self) -> Iterator[Batch]:
+        return (batch for _, batch in split_batches(self.encoded, self.pad_id))
 
-def predictions(
-    logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor], rows: Encoded, split: AnySplit, task: Task
-) -> Sequence[Any]:
-    """The predictions for the rows of a split, in their order; the arguments are those of `evaluate_logits`."""
-    assert task.type.predict is not None
-    numbers = [int(number) for chosen in indices for number in chosen]
-    unordered = dict(zip(numbers, (logits.numpy() for part in logits_of_batches for logits in part), strict=True))
-    return task.type.predict(rows, [unordered[number] for number in range(len(unordered))], split, task.labels)
+    def score(self, model: nn.Module, accelerator: Accelerator, first: int | None = None) -> Score:
+        """The task's first metric on all examples, or on the `first` ones.
+
+        Raises:
+            distill.training.loop.Diverged: the model's logits are not finite.
+        """
+        contributions = self.contributions(model, accelerator, first)
+        return self.task.score_metric.of_contributions(contributions[self.task.metrics[0]])
+
+    def contributions(
+        self, model: nn.Module, accelerator: Accelerator, first: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """The contributions of the examples, or of the `first` ones, to all metrics, each of shape (N,) or (N, K).
+        Scores (`distill.tasks.task.scores_of`) and paired differences between models follow from them.
+
+        Questions are predicted to be unanswerable only if the split has unanswerable questions.
+
+        Raises:
+            distill.training.loop.Diverged: the model's logits are not finite.
+        """
+        return self.contributions_of(*self._logits(model, accelerator, first))
+
+    def contributions_of(self, logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        """As `contributions`, given the logits of the batches of `split_batches` and the indices of their rows."""
+        assert self.task.type.references is not None
+        predicted = self._predictions(logits_of_batches, indices)
+        return contributions(self.task, predicted, self.task.type.references(self.split)[: len(predicted)])
+
+    def predictions(self, model: nn.Module, accelerator: Accelerator) -> Sequence[Any]:
+        """The predictions for all examples, in their order."""
+        return self._predictions(*self._logits(model, accelerator))
+
+    def _logits(
+        self, model: nn.Module, accelerator: Accelerator, first: int | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        pairs = split_batches(self.encoded, self.pad_id, first)
+        logits = batch_logits(model, (batch for _, batch in pairs), accelerator=accelerator)
+        return logits, [chosen for chosen, _ in pairs]
+
+    def _predictions(self, logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor]) -> Sequence[Any]:
+        assert self.task.type.predict is not None
+        numbers = [int(number) for chosen in indices for number in chosen]
+        unordered = dict(zip(numbers, (logits.numpy() for part in logits_of_batches for logits in part), strict=True))
+        ordered = [unordered[number] for number in range(len(unordered))]
+        return self.task.type.predict(self.encoded, ordered, self.split, self.task.labels)
 
 
 def comparable_outputs(

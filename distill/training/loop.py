@@ -79,7 +79,7 @@ def train(
 ) -> list[float]:
     """Train `model` in place for `recipe.steps` steps and return the loss of each step.
 
-    With several processes, each gets a share of every batch's rows, and all train on the mean of their gradients,
+    With several processes, each gets a part of every batch's rows, and all train on the mean of their gradients,
     starting from the weights of the first process. If the objective has a critic, it is trained before the model in
     every step, with its own optimizer.
 

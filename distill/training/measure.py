@@ -1,7 +1,7 @@
 """What is measured of a model: its scores with their errors, its size and costs, and the loads of its experts."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -9,45 +9,14 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from distill.objectives.outputs import Batch
-from distill.tasks.encoding import Encoded
 from distill.tasks.metrics import paired_difference
-from distill.tasks.splits import AnySplit
 from distill.tasks.task import Task, scores_of
-from distill.training.evaluation import batch_logits, evaluate_rows, expert_load, predictions, split_batches
+from distill.training.evaluation import EvalSet, expert_load
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 
 # By the name of a model: metrics and costs, as metrics.json has them.
 Measurements = dict[str, dict[str, Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class EvalSet:
-    """The examples on which the models of a task are measured, and their encoding.
-
-    Attributes:
-        pad_id: the token id of padding.
-    """
-
-    task: Task
-    split: AnySplit
-    encoded: Encoded
-    pad_id: int
-
-    def batches(self) -> Iterator[Batch]:
-        return (batch for _, batch in split_batches(self.encoded, self.pad_id))
-
-    def contributions(self, model: PreTrainedModel, accelerator: Accelerator) -> dict[str, np.ndarray]:
-        """The contributions of all examples to the task's metrics; see `distill.training.evaluation.evaluate_rows`."""
-        rows, pad_id = self.encoded, self.pad_id
-        return evaluate_rows(model, rows, self.split, self.task, accelerator=accelerator, pad_id=pad_id)
-
-    def predictions(self, model: PreTrainedModel, accelerator: Accelerator) -> Any:
-        """The predictions for all examples, in their order."""
-        batches = split_batches(self.encoded, self.pad_id)
-        logits = batch_logits(model, (batch for _, batch in batches), accelerator=accelerator)
-        return predictions(logits, [chosen for chosen, _ in batches], self.encoded, self.split, self.task)
 
 
 def measure(
@@ -103,8 +72,8 @@ def scores(
             pair = contributions[name][metric], contributions[reference][metric]
             difference = paired_difference(task.type.metrics[metric], *pair)
             whole = by_model[reference][metric].value
-            share = score.value / whole if whole > 0 else None
-            results[name][metric]["difference"] = {"to": reference, **asdict(difference), "share": share}
+            fraction = score.value / whole if whole > 0 else None
+            results[name][metric]["difference"] = {"to": reference, **asdict(difference), "share": fraction}
     return results
 
 

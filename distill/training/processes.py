@@ -10,7 +10,7 @@ from distill.objectives.outputs import Batch
 
 
 def process_rows(batch: Batch, accelerator: Accelerator) -> Batch:
-    """This process's share of a batch's rows, on its device.
+    """This process's part of a batch's rows, on its device.
 
     Raises:
         ValueError: there are fewer rows than processes.
@@ -18,8 +18,8 @@ def process_rows(batch: Batch, accelerator: Accelerator) -> Batch:
     processes, rows = accelerator.num_processes, len(batch["input_ids"])
     if rows < processes:
         raise ValueError(f"a batch of {rows} rows cannot be shared out to {processes} processes: raise batch_size")
-    share = slice(accelerator.process_index, None, processes)
-    return {name: tensor[share].to(accelerator.device) for name, tensor in batch.items()}
+    part = slice(accelerator.process_index, None, processes)
+    return {name: tensor[part].to(accelerator.device) for name, tensor in batch.items()}
 
 
 def broadcast_weights(modules: Iterable[nn.Module], accelerator: Accelerator) -> None:

@@ -16,9 +16,10 @@ from distill.objectives import Settings
 from distill.tasks.encoding import Encoded
 from distill.tasks.types import MASKED_LM
 from distill.training.distillation import distil
+from distill.training.evaluation import EvalSet
 from distill.training.layout import ARCHITECTURE_FILE, CONFIG_FILE, OPTIONS_FILE, STATE
 from distill.training.loop import Diverged
-from distill.training.measure import EvalSet, Measurements, measure
+from distill.training.measure import Measurements, measure
 from distill.training.progress import Progress, step_reports
 from distill.training.recipe import Recipe
 from distill.training.teacher import load_model

@@ -33,8 +33,8 @@ class WeightsError(UserError, ValueError):
 
 
 def check_config(config: Any) -> None:
-    """Check that sizes, shares of dropout, token ids and names in a Hugging Face configuration are such as an encoder
-    has.
+    """Check that sizes, dropout probabilities, token ids and names in a Hugging Face configuration are those of an
+    encoder.
 
     Raises:
         WeightsError: one is not.

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from distill.encoders.parts import output_layer
-from distill.training.evaluation import evaluate, expert_load, split_batches
+from distill.training.evaluation import EvalSet, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from nas.evaluation.score import INTERMEDIATE_ROWS, Score, mean_score
 from nas.preparation.one_shot import problem_types, weights_file
@@ -68,16 +68,7 @@ class OneShotEvaluator:
         loads = []
         for name, model in self._models(architecture):
             task, rows, split = self.tasks[name]
-            metrics = evaluate(
-                model,
-                rows,
-                split,
-                task,
-                accelerator=self.accelerator,
-                pad_id=self.pad_id,
-                first=self.rows_per_task,
-            )
-            scores[name] = metrics[task.metrics[0]]
+            scores[name] = EvalSet(task, split, rows, self.pad_id).score(model, self.accelerator, self.rows_per_task)
             batches = (batch for _, batch in split_batches(rows, self.pad_id, INTERMEDIATE_ROWS))
             loads.append(expert_load(model, batches, accelerator=self.accelerator))
         return mean_score(scores, loads)

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedModel
 from distill.tasks import metrics
 from distill.tasks.encoding import Encoded
 from distill.training.distillation import Distilled, SavedOutputs, distil
-from distill.training.evaluation import Load, evaluate_rows, expert_load, split_batches
+from distill.training.evaluation import EvalSet, Load, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.teacher import load_tokenizer
 from distill.training.teacher_outputs import SavedTeacher
@@ -193,6 +193,11 @@ class TrainedEvaluator:
             self._teachers[before_finetuning] = self.teacher(before_finetuning)
         return self._teachers[before_finetuning]
 
+    @property
+    def search_set(self) -> EvalSet:
+        """The rows of the search split."""
+        return EvalSet(self.task, self.search_split, self.search_rows, self.supernet_config.pad_token_id)
+
     def score(self, model: PreTrainedModel, first: int | None = None) -> metrics.Score:
         """The task's first metric on the search split, or on its `first` rows."""
         return self.task.score_metric.of_contributions(self.contributions(model, first))
@@ -201,16 +206,7 @@ class TrainedEvaluator:
         """The contributions, of shape (N,) or (N, K), of the rows of the search split, or of its `first` rows, to the
         task's first metric.
         """
-        rows = evaluate_rows(
-            model,
-            self.search_rows,
-            self.search_split,
-            self.task,
-            accelerator=self.accelerator,
-            pad_id=self.supernet_config.pad_token_id,
-            first=first,
-        )
-        return rows[self.task.metrics[0]]
+        return self.search_set.contributions(model, self.accelerator, first)[self.task.metrics[0]]
 
     def loads(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> tuple[Load, ...]:
         """How the model's experts share the tokens of the rows, or of the `first` rows; empty if the model is dense."""

@@ -11,7 +11,6 @@ from distill.training.evaluation import (
     Load,
     batch_logits,
     comparable_outputs,
-    evaluate_logits,
     split_batches,
 )
 from nas.evaluation.score import INTERMEDIATE_ROWS, Score, mean_score
@@ -74,7 +73,7 @@ class _TaskScores:
         """The task's first metric, and the fidelity to the teacher if candidates are scored by that."""
         evaluator, task = self.evaluator, self.task
         logits = batch_logits(model, self.batches, accelerator=evaluator.accelerator)
-        rows = evaluate_logits(logits, self.indices, evaluator.search_rows, evaluator.search_split, task)
+        rows = evaluator.search_set.contributions_of(logits, self.indices)
         metric = scores_of(task, rows)[task.metrics[0]]
         if self.teacher_NC is None:
             return metric, None

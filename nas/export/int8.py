@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from distill.training.evaluation import evaluate_logits, split_batches
-from distill.training.measure import EvalSet, scores
+from distill.training.evaluation import EvalSet, split_batches
+from distill.training.measure import scores
 from foundation.files import scratch_folder
 from nas.export.onnx import OnnxModel, quiet
 
@@ -36,5 +36,5 @@ def scores_of_forms(dev: EvalSet, models: Mapping[str, OnnxModel], reference: st
     contributions = {}
     for name, model in models.items():
         logits = [model.logits(batch) for _, batch in batches]
-        contributions[name] = evaluate_logits(logits, indices, dev.encoded, dev.split, dev.task)
+        contributions[name] = dev.contributions_of(logits, indices)
     return scores(dev.task, contributions, reference)

@@ -19,8 +19,9 @@ from distill.tasks.readers.glue_submission import read_test, write_submission
 from distill.tasks.splits import AnySplit
 from distill.tasks.task import Task, TaskError
 from distill.tasks.types import encode
+from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
-from distill.training.measure import EvalSet, scores
+from distill.training.measure import scores
 from distill.training.progress import Progress
 from distill.training.teacher import check_positions, check_vocabulary, load_model, load_tokenizer
 from nas.config.schema import ConfigError, StudyConfig

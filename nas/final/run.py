@@ -17,8 +17,9 @@ from distill.command.report import show_measurements, write_metrics
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.encoding import collate
 from distill.tasks.types import task_type
+from distill.training.evaluation import EvalSet
 from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
-from distill.training.measure import EvalSet, environment, measure, scores
+from distill.training.measure import environment, measure, scores
 from distill.training.progress import Progress
 from distill.training.run import TEACHER, write_into
 from foundation.files import save_pretrained, write_text

@@ -5,8 +5,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from distill.training.checkpoint import Checkpoint
-from distill.training.evaluation import evaluate
-from distill.training.measure import EvalSet
+from distill.training.evaluation import EvalSet
 from distill.training.teacher import finetune
 from foundation.files import save_pretrained
 from nas.preparation import data
@@ -75,15 +74,9 @@ def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Pat
 
     def score(model: PreTrainedModel) -> float:
         """The task's first metric on the search split, for early stopping."""
-        scores = evaluate(
-            model,
-            folders.rows("search"),
-            folders.split("search"),
-            task,
-            accelerator=context.accelerator,
-            pad_id=context.tokenizer.pad_token_id,
-        )
-        return scores[task.metrics[0]].value
+        pad_id = context.tokenizer.pad_token_id
+        search = EvalSet(task, folders.split("search"), folders.rows("search"), pad_id)
+        return search.score(model, context.accelerator).value
 
     with refusing_divergence("finetune"):
         model = finetune(

@@ -156,7 +156,6 @@ def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) ->
         return list(items)
     from transformers.utils import logging
 
-    from distill.training.evaluation import evaluate_rows
     from distill.training.teacher import load_model
     from nas.preparation.context import preparation_context
     from nas.preparation.teacher import dev_set
@@ -178,9 +177,7 @@ def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) ->
                 raise UserError(f"{item.name} and {name} cannot be compared: their dev splits have different rows")
         splits[item.name] = dev.split
         model = load_model(str(item.checkpoint), dev.task.labels, dev.task.kind, new_head=False)
-        contributions = evaluate_rows(
-            model, dev.encoded, dev.split, dev.task, accelerator=context.accelerator, pad_id=dev.pad_id, first=first
-        )
+        contributions = dev.contributions(model, context.accelerator, first)
         result.append(replace(item, rows={0: contributions[dev.task.metrics[0]]}))
     return result
 

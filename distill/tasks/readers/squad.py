@@ -57,11 +57,11 @@ def sources(name: str, data: Path | None = None) -> list[Path | str]:
 def _file(name: str, data: Path, split: str) -> Path:
     names = (f"{split}*{TASKS[name]}.json", f"{split}.json")
     for folder in (data, data / name):
-        found = [file for pattern in names for file in sorted(folder.glob(pattern))]
-        if len(found) > 1:
-            raise TaskError(f"{folder}: there must be only one of {' and '.join(file.name for file in found)}")
-        if found:
-            return found[0]
+        matching = [file for pattern in names for file in sorted(folder.glob(pattern))]
+        if len(matching) > 1:
+            raise TaskError(f"{folder}: there must be only one of {' and '.join(file.name for file in matching)}")
+        if matching:
+            return matching[0]
     raise TaskError(f"{data}: there is no {' or '.join(names)}, nor in a subfolder {name}")
 
 

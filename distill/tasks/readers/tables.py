@@ -91,9 +91,9 @@ def read_rows(
         if len(set(numbers)) < 2:
             raise TableError(f"{path}: the column {label!r} has only one value, {numbers[0]}")
         return Split(texts, pairs, numbers), ()
-    found = tuple(sorted(set(values[label])))
-    classes = labels or found
-    unknown = next((name for name in found if name not in classes), None)
+    occurring = tuple(sorted(set(values[label])))
+    classes = labels or occurring
+    unknown = next((name for name in occurring if name not in classes), None)
     if unknown is not None:
         raise TableError(f"{path}: the class {shortened(unknown)} is not one of {', '.join(classes)[:1000]}")
     if len(classes) < 2:

@@ -27,15 +27,15 @@ def read_paragraphs(source: str | Path) -> Iterator[str]:
     """
     files, name = _places(source)
     documents = _rows_of(_table(name)) if name else map(lines_of, files)
-    between, found = True, False
+    between, any_text = True, False
     for document in documents:
         for line in chain(document, [""]):
             text = line.strip()
             ends = not text or _HEADING.fullmatch(text) is not None
             if not (ends and between):
                 yield "" if ends else text
-            between, found = ends, found or not ends
-    if not found:
+            between, any_text = ends, any_text or not ends
+    if not any_text:
         raise TaskError(f"{source}: no text")
 
 

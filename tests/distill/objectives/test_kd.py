@@ -53,7 +53,7 @@ def test_pkd(kind: str, layers: str, width: int, paper_compatible: bool) -> None
     assert set(objective.projections) == ({"hidden"} if width != 12 else set())
     project = objective.projections["hidden"] if width != 12 else None
     states = [
-        references.normalised(
+        references.normalized(
             mapped(given.student.hidden_states[m], project), array(given.teacher.hidden_states[n]), given.lengths
         )
         for m, n in pairs

@@ -34,7 +34,7 @@ LOGITS = [soft_cross_entropy, soft_kl, symmetric_kl]
 STATES = {
     hidden_mse: references.hidden,
     cosine_distance: references.cosine_distance,
-    normalized_mse: references.normalised,
+    normalized_mse: references.normalized,
     pooled_mse: references.pooled,
 }
 
@@ -49,20 +49,6 @@ def mask_of(lengths: list[int], tokens: int | None = None) -> Tensor:
 
 def exactly(value: float) -> object:
     return pytest.approx(value, rel=1e-6, abs=1e-6)
-
-
-@settings(max_examples=30)
-@given(LENGTHS, st.integers(1, 3), SEEDS)
-@example([1], 1, 0)
-@example([5, 0, 7], 3, 0)
-def test_attention(lengths: list[int], heads: int, seed: int) -> None:
-    mask = mask_of(lengths)
-    shape = (len(lengths), heads, mask.shape[1], mask.shape[1])
-    student, teacher = 60 * random(*shape, seed=seed), random(*shape, seed=seed + 1)
-    sides = student.numpy(), teacher.numpy()
-    assert attention_mse(student, teacher, mask).item() == exactly(references.attention(*sides, lengths))
-    released = attention_mse(student, teacher, mask, paper_compatible=True)
-    assert released.item() == exactly(references.attention_as_released(*sides, lengths))
 
 
 @settings(max_examples=30)
@@ -182,19 +168,6 @@ def test_nothing_but_padding(filling: float) -> None:
         value.backward()
     assert not states.grad.any()
     assert not scores.grad.any()
-
-
-@pytest.mark.parametrize("filling", [0.0, 1e4, float("inf"), float("nan")])
-def test_more_padding_changes_nothing(filling: float) -> None:
-    mask = mask_of([4, 2, 1])
-    longer = F.pad(mask, (0, 3))
-    hidden = random(3, 4, WIDTH), random(3, 4, WIDTH, seed=1)
-    scores = random(3, HEADS, 4, 4), random(3, HEADS, 4, 4, seed=1)
-    padded_hidden = [F.pad(hidden[side], (0, 0, 0, 3), value=(0.5, filling)[side]) for side in (0, 1)]
-    padded_scores = [F.pad(scores[side], (0, 3, 0, 3), value=(0.5, filling)[side]) for side in (0, 1)]
-    torch.testing.assert_close(attention_mse(*padded_scores, longer), attention_mse(*scores, mask))
-    for loss in PADDED:
-        torch.testing.assert_close(loss(*padded_hidden, longer), loss(*hidden, mask))
 
 
 @pytest.mark.parametrize("loss", PADDED)

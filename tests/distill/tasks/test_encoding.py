@@ -112,23 +112,6 @@ def test_tags_stand_at_the_first_piece_of_each_word(tokenizer: BertTokenizerFast
     ]
 
 
-words = st.sampled_from(["door", "window", "the", "blue", "\u200d", "a-door"])
-
-
-@given(st.lists(st.lists(words, min_size=1), min_size=1))
-def test_every_word_with_a_piece_has_its_tag_once(tokenizer: BertTokenizerFast, sentences: list[list[str]]) -> None:
-    tags = tuple(tuple(range(len(words))) for words in sentences)
-    encoded = encode(
-        tokenizer, TaggedSplit(tuple(map(tuple, sentences)), tags), max_length=200, kind=TOKEN_CLASSIFICATION
-    )
-    assert encoded.labels is not None and encoded.places is not None
-    for row, words in enumerate(sentences):
-        here = slice(encoded.offsets[row], encoded.offsets[row + 1])
-        expected = [number for number, word in enumerate(words) if word != "\u200d"]
-        assert encoded.labels[here][encoded.labels[here] != IGNORED].tolist() == expected
-        assert encoded.places[here][encoded.places[here] >= 0].tolist() == expected
-
-
 CONTEXT = "the door opens and the window closes and the door closes again"
 ASKED = QuestionSplit(
     ("a", "b", "c"),
@@ -172,32 +155,6 @@ def test_windows_cover_the_context_and_say_where_answers_are(tokenizer: BertToke
         assert covered == {place for place, letter in enumerate(CONTEXT) if letter != " "}
         for one, other in pairwise({tuple(place) for place in span if place[0] >= 0} for span in spans):
             assert len(one & other) == max_length // 3
-
-
-def test_windows_equal_those_of_the_usual_script(tokenizer: BertTokenizerFast) -> None:
-    """The tokenizer's own padded windows, labelled by a plain search for the answer's characters."""
-    out = tokenizer(
-        ["which window", "again"],
-        [CONTEXT, CONTEXT],
-        truncation="only_second",
-        max_length=14,
-        stride=4,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-        padding="max_length",
-    )
-    split = QuestionSplit(("a", "b"), ("which window", "again"), (CONTEXT, CONTEXT), ((("window closes", 23),), ()))
-    encoded = encode(tokenizer, split, 14, stride=4, kind=QUESTION_ANSWERING)
-    assert encoded.sources is not None and encoded.sources.tolist() == out["overflow_to_sample_mapping"]
-    batch = collate(encoded, np.arange(len(encoded)), 0)
-    for name in ("input_ids", "attention_mask", "token_type_ids"):
-        assert batch[name].tolist() == out[name]
-    for row, question in enumerate(out["overflow_to_sample_mapping"]):
-        parts, places = out.sequence_ids(row), out["offset_mapping"][row]
-        starts = [place for place, part in enumerate(parts) if part == 1 and places[place][0] == 23]
-        ends = [place for place, part in enumerate(parts) if part == 1 and places[place][1] == 36]
-        found = [starts[0], ends[0]] if question == 0 and starts and ends else [0, 0]
-        assert batch["labels"][row].tolist() == found
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
-from distill.tasks.encoding import Encoded, encode_sentences, take, training_batches
+from distill.tasks.encoding import Encoded, encode_sentences, training_batches
 from distill.tasks.text import IDS, OFFSETS, load_text, save_text, stored_text_key
 
 WORDS = ["one", "two", "three", "four", "five"]
@@ -97,16 +97,6 @@ def test_memory_does_not_grow_with_the_text(tokenizer: BertTokenizerFast, tmp_pa
         assert (folder / IDS).stat().st_size > size * 40 * 4
     # The permutation of the rows, 8 bytes a row, is the only thing that grows.
     assert peaks[1] - peaks[0] < 3 * 8 * len(encoded)
-
-
-def test_rows_are_the_same_as_in_memory(tokenizer: BertTokenizerFast, tmp_path: Path) -> None:
-    paragraphs = [" ".join(WORDS[: 1 + number % 5]) for number in range(50)]
-    save_text(paragraphs, tokenizer, 16, tmp_path / "text")
-    mapped, reference = load_text(tmp_path / "text"), encode_sentences(tokenizer, paragraphs, None, 16)
-    for one, other in zip(training_batches(mapped, 4, 9, 1, 0), training_batches(reference, 4, 9, 1, 0), strict=True):
-        assert all(one[name].equal(tensor) for name, tensor in other.items())
-    chosen = np.array([3, 7, 20])
-    assert rows_of(take(mapped, chosen)) == [rows_of(reference)[row] for row in chosen]
 
 
 def test_keys(tokenizer: BertTokenizerFast) -> None:

@@ -15,7 +15,7 @@ from transformers import (
 
 from distill.tasks.encoding import collate
 from distill.tasks.splits import AnySplit, QuestionSplit, Split, TaggedSplit
-from distill.tasks.task import Task, score
+from distill.tasks.task import Task, score, scores_of
 from distill.tasks.types import (
     QUESTION_ANSWERING,
     REGRESSION,
@@ -25,10 +25,9 @@ from distill.tasks.types import (
     token_classification,
 )
 from distill.training.evaluation import (
+    EvalSet,
     batch_logits,
     comparable_outputs,
-    evaluate,
-    evaluate_rows,
     split_batches,
 )
 from distill.training.loop import Diverged
@@ -105,7 +104,8 @@ def test_scores_of_a_whole_split(
     rows = encode(pieces, split, LENGTH, kind=task.kind)
     model = model_of(case)
     seen = range(len(split))[:first]
-    found = evaluate(model, rows, split, task, accelerator=accelerator, pad_id=0, first=first)
+    by_row = EvalSet(task, split, rows, 0).contributions(model, accelerator, first)
+    found = scores_of(task, by_row)
     logits = []
     for row in range(len(rows)):
         with torch.no_grad():
@@ -117,7 +117,6 @@ def test_scores_of_a_whole_split(
         chosen = [int(logits[row].argmax()) for row in seen]
         expected = score(task, chosen, split.labels[:first])
         # Batches are of similar length, but the contributions are in the order of the split.
-        by_row = evaluate_rows(model, rows, split, task, accelerator=accelerator, pad_id=0, first=first)
         assert by_row["accuracy"].tolist() == [a == b for a, b in zip(chosen, split.labels, strict=False)]
         assert list(by_row) == list(task.metrics)
     elif case == "numbers":
@@ -142,13 +141,13 @@ def test_scores_of_a_whole_split(
         assert found[name].standard_error == pytest.approx(value.standard_error, abs=tolerance), name
 
 
-def test_rows_of_another_split_are_refused(pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
+def test_rows_of_another_split_are_refused(pieces: BertTokenizerFast) -> None:
     task, split = CASES["classes"]
     rows = encode(pieces, split, LENGTH, kind=task.kind)
     with pytest.raises(ValueError, match=r"130 encoded rows \(classification\) are not the 50 of a split"):
-        evaluate(model_of("classes"), rows, split.take(range(50)), task, accelerator=accelerator, pad_id=0)
+        EvalSet(task, split.take(range(50)), rows, 0)
     with pytest.raises(ValueError, match=r"are not the 130 of a split \(regression\)"):
-        evaluate(model_of("numbers"), rows, *reversed(CASES["numbers"]), accelerator=accelerator, pad_id=0)
+        EvalSet(*CASES["numbers"], rows, 0)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -164,7 +163,7 @@ def test_logits_of_batches(case: str, pieces: BertTokenizerFast, accelerator: Ac
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(Diverged):
-        evaluate(model, rows, split, task, accelerator=accelerator, pad_id=0)
+        EvalSet(task, split, rows, 0).score(model, accelerator)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -18,7 +18,7 @@ from distill.training.loop import Diverged, make_accelerator, train
 from distill.training.recipe import MixedPrecision, Recipe
 from distill.training.teacher_outputs import LiveTeacher
 from tests.accelerate_state import reset_accelerate
-from tests.tiny import batch, bert, inputs
+from tests.tiny import batch, bert
 
 
 def task(seed: int) -> dict[str, Tensor]:
@@ -143,17 +143,6 @@ def test_freezing_the_word_embedding(accelerator: Accelerator, frozen: bool) -> 
     recipe = Recipe(steps=3, warmup_ratio=0.0, freeze_embeddings=frozen)
     train(model, map(task, range(3)), hard_labels(), recipe, accelerator=accelerator)
     assert torch.equal(words, model.get_input_embeddings().weight) == frozen
-
-
-def test_predict(accelerator: Accelerator) -> None:
-    model, batches = tiny().train(), [task(0), batch(3, 4, labels=2)]
-    logits = predict(model, batches, accelerator)
-    assert model.training
-    model.eval()
-    with torch.no_grad():
-        expected = torch.cat([model(**inputs(given)).logits for given in batches])
-    assert (logits.dtype, logits.shape) == (torch.float32, (19, 2))
-    torch.testing.assert_close(logits, expected)
 
 
 @pytest.mark.parametrize("mixed_precision", get_args(MixedPrecision))

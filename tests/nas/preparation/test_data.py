@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from distill.encoders.parts import output_layer
 from distill.tasks.readers import conll, squad
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from distill.training.evaluation import evaluate
+from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
@@ -90,9 +90,8 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
         model = {key.removeprefix("model."): value for key, value in stored.items() if key.startswith("model.bert.")}
         alone.load_state_dict(inherit(model, architecture) | head)
         accelerator = make_accelerator("cpu")
-        given = (folders.rows("search"), folders.split("search"), folders.task)
-        found = evaluate(alone, *given, accelerator=accelerator, pad_id=0)
-        assert score.parts[name] == pytest.approx(found[folders.task.metrics[0]].value)
+        search = EvalSet(folders.task, folders.split("search"), folders.rows("search"), 0)
+        assert score.parts[name] == pytest.approx(search.score(alone, accelerator).value)
     assert score.value == pytest.approx(sum(score.parts.values()) / len(score.parts))
     assert set(score.parts) == set(workspace.by_task)
 
@@ -138,9 +137,9 @@ def test_slices_of_the_one_shot_supernet_are_compensated(tiny_study: TinyStudy, 
         head.load_state_dict({part: stored[f"heads.{name}.{part}"] for part in ("weight", "bias")})
         student.set_submodule(output_layer(student), head)
         student.config.problem_type = folders.task.type.problem_type
-        given = (folders.rows("search"), folders.split("search"), folders.task)
-        found = evaluate(student, *given, accelerator=make_accelerator("cpu"), pad_id=0)
-        assert score.parts[name] == pytest.approx(found[folders.task.metrics[0]].value)
+        search = EvalSet(folders.task, folders.split("search"), folders.rows("search"), 0)
+        found = search.score(student, make_accelerator("cpu"))
+        assert score.parts[name] == pytest.approx(found.value)
 
 
 def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_path: Path) -> None:

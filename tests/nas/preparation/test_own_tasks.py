@@ -20,7 +20,7 @@ from distill.tasks.readers import load_task
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, hold_out, score
 from distill.tasks.types import CLASSIFICATION, TASK_TYPES, TaskType, encode
-from distill.training.evaluation import evaluate
+from distill.training.evaluation import EvalSet
 from distill.training.teacher import load_tokenizer
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
@@ -114,11 +114,11 @@ def test_rows_of_an_added_type_are_encoded_and_scored(tiny_study: TinyStudy, acc
     model = bert(labels=3, problem_type="multi_label_classification", vocab_size=len(tokenizer))
     outputs = run(model, collate(encoded, np.arange(5), 0), frozenset({LOGITS}))
     assert outputs.kind == NAME
-    found = evaluate(model, encoded, rows.dev, rows.task, accelerator=accelerator, pad_id=0, first=50)
+    found = EvalSet(rows.task, rows.dev, encoded, 0).score(model, accelerator, first=50)
     with torch.no_grad():
         logits = run(model, collate(encoded, np.arange(50), 0), frozenset({LOGITS})).logits
     expected = np.mean((logits.numpy() > 0) == np.array(rows.dev.labels[:50], bool))
-    assert found["label_accuracy"].value == pytest.approx(expected)
+    assert found.value == pytest.approx(expected)
     right = np.array(rows.dev.labels, bool)
     assert score(rows.task, right, right)["label_accuracy"].value == 1.0
     with pytest.raises(ValueError, match="train: not a number for each label"):

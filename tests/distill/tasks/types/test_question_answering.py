@@ -73,22 +73,6 @@ def test_answers_end_after_they_start_and_are_short(pieces: BertTokenizerFast) -
     ]
 
 
-def test_no_answer_where_the_lowest_first_token_outdoes_it(pieces: BertTokenizerFast) -> None:
-    """The question has two windows; one of them alone may claim that there is no answer."""
-    split = QuestionSplit(("q",), ("where",), ("a b c d e f g h a b",), ((),))
-    rows = encode(pieces, split, 12, kind=QUESTION_ANSWERING)
-    assert len(rows) == 2
-    logits = [np.zeros((2, length)) for length in rows.lengths]
-    logits[0][:, 0] = 9  # no answer in the first window
-    logits[1][:, 0] = 1
-    logits[1][0, 5] = logits[1][1, 5] = 2
-    answer = best_answers(rows, logits, split.contexts, True)[0]
-    assert answer == best_answers(rows, logits, split.contexts, False)[0] != ""
-    logits[1][:, 0] = 2.5
-    assert best_answers(rows, logits, split.contexts, True) == [""]
-    assert best_answers(rows, logits, split.contexts, False) == [answer]
-
-
 def test_right_logits_on_the_real_files_are_right() -> None:
     """Only answers that are a part of a word piece cannot be said."""
     whole = load_task("squad", requirements.data() / "squad")
