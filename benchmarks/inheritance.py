@@ -45,7 +45,7 @@ def architectures(workspace: Workspace, budgets: list[int]) -> dict[tuple[int, s
         }
         for name, chosen in widths.items():
             pairs = zip(layers, chosen, strict=True)
-            sized = (replace(genes, expansion=Fraction(width, base.inner)) for genes, width in pairs)
+            sized = (replace(ffn, expansion=Fraction(width, base.inner)) for ffn, width in pairs)
             result[budget, name] = Architecture.of_ffns(base, tuple(sized))
     return result
 
@@ -102,7 +102,7 @@ def measured(evaluator: TrainedEvaluator, architecture: Architecture, steps: int
         _, training = timed(lambda: evaluator.train(model, phases_of(evaluator, steps), seed))
     score, scoring = timed(lambda: evaluator.score(model))
     return {
-        "widths": [genes.inner(architecture.base) for genes in architecture.ffns],
+        "widths": [ffn.inner(architecture.base) for ffn in architecture.ffns],
         "score": score.value,
         "standard_error": score.standard_error,
         "seconds": {"inheriting": inheriting, "training": training, "scoring": scoring},

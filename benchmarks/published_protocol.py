@@ -74,9 +74,9 @@ class Block(nn.Module):
         self.expand, self.project = nn.Linear(width, inner), nn.Linear(inner, width)
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(DROPOUT)
 
-    def forward(self, hidden_BTD: Tensor, genes: FFN, inner: int) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, ffn: FFN, inner: int) -> Tensor:
         values: list[Tensor] = []
-        for node in genes.graph.nodes:
+        for node in ffn.graph.nodes:
             inputs = [values[place] for place in node.inputs]
             if node.op == "x":
                 value = hidden_BTD
@@ -119,10 +119,10 @@ class Encoder(nn.Module):
         hidden = self.widen(words) + self.positions(places) + self.token_types(torch.zeros_like(ids_BT))
         states, scores = [self.dropout(self.norm(hidden))], []
         bias = (1.0 - mask_BT[:, None, None, :].float()) * MASKED
-        for layer, (attention, genes) in enumerate(zip(self.attentions, architecture.ffns, strict=True)):
+        for layer, (attention, ffn) in enumerate(zip(self.attentions, architecture.ffns, strict=True)):
             hidden, score = attention(states[-1], bias)
-            for number in range(genes.stack):
-                hidden = self.blocks[layer * self.stack + number](hidden, genes, genes.inner(self.base))
+            for number in range(ffn.stack):
+                hidden = self.blocks[layer * self.stack + number](hidden, ffn, ffn.inner(self.base))
             states.append(hidden)
             scores.append(score)
         pooled = torch.tanh(self.pooler(states[-1][:, 0]))

@@ -48,7 +48,7 @@ def inherit(
         A complete state dict of copies for a model that is built from `architecture` with the supernet's head.
 
     Raises:
-        ValueError: frequencies are missing; the supernet has experts, too many layers, or too few of another part.
+        ValueError: frequencies are missing, or the supernet has experts, extra layers, or too few channels or blocks.
     """
     base, layers = architecture.base, architecture.layers
     family = family_of_weights(weights)

@@ -69,7 +69,7 @@ class OneShotSupernet(nn.Module):
         self.task = next(iter(heads))
         self.architecture: Architecture | None = None
         self.register_buffer("frequencies", frequencies, persistent=False)
-        most_experts = max((choice.count for choice in experts if choice.kind.learned), default=0)
+        most_experts = max((choice.count for choice in experts if choice.gated), default=0)
         self.gates = nn.ParameterDict()
         self.family = family_of(model)
         self.prefix = self.family.prefix(name for name, _ in model.named_parameters())

@@ -34,16 +34,16 @@ def reason_against(config: Any) -> str:
         heads = family.size(config, "heads")
         return f"attention heads have been pruned, and all layers of a {family.model_type} model have {heads}"
     activations = {}
-    for number, genes in enumerate(config.ffn, start=1):
-        if genes["stack"] != 1:
-            blocks = "no FFN" if not genes["stack"] else f"{genes['stack']} blocks"
+    for number, ffn in enumerate(config.ffn, start=1):
+        if ffn["stack"] != 1:
+            blocks = "no FFN" if not ffn["stack"] else f"{ffn['stack']} blocks"
             return f"layer {number} has {blocks}, and every layer of a {family.model_type} model has one"
-        if genes.get("experts"):
+        if ffn.get("experts"):
             return f"layer {number} has experts"
-        operations = [op for op, _ in genes["program"]]
-        chain = [inputs for _, inputs in genes["program"]] == [[0], [1], [2]]
+        operations = [op for op, _ in ffn["program"]]
+        chain = [inputs for _, inputs in ffn["program"]] == [[0], [1], [2]]
         if not chain or (operations[0], operations[2]) != ("expand", "project"):
-            return f"layer {number} computes {genes['formula']}, and not project(activation(expand(x)))"
+            return f"layer {number} computes {ffn['formula']}, and not project(activation(expand(x)))"
         activations[number] = operations[1]
     if len(set(activations.values())) > 1:
         first, other = list(dict.fromkeys(activations.values()))[:2]
@@ -102,7 +102,7 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
             f"--as {form}: this student cannot be an ordinary checkpoint: {reason}; export it without --as"
         )
     ordinary = FAMILIES[form]
-    widest = max(genes["inner"] for genes in config.ffn)
+    widest = max(ffn["inner"] for ffn in config.ffn)
     config_class = CONFIG_MAPPING[form]
     settings = {name: value for name, value in config.to_dict().items() if name in config_class().to_dict()}
     for name in ("model_type", "architectures", "auto_map", "transformers_version", "num_labels"):

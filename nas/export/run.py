@@ -249,7 +249,7 @@ def widened(architecture: Architecture, config: Any) -> Architecture:
     if family.students_of:
         return architecture
     base: Base = replace(architecture.base, inner=family.size(config, "inner"))
-    return Architecture.of_ffns(base, tuple(replace(genes, expansion=Fraction(1)) for genes in architecture.ffns))
+    return Architecture.of_ffns(base, tuple(replace(ffn, expansion=Fraction(1)) for ffn in architecture.ffns))
 
 
 def machine(onnx: bool) -> dict[str, Any]:

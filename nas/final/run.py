@@ -112,8 +112,8 @@ def run(final: FinalRun) -> int:
             build[BASE_MODEL] = build[STUDENT]
         models: dict[str, PreTrainedModel] = {TEACHER: evaluator.teacher().eval()}
         losses: dict[str, dict[str, list[float]]] = {}
-        for name, genes in architectures.items():
-            model = build.get(name, evaluator.student)(genes)
+        for name, each in architectures.items():
+            model = build.get(name, evaluator.student)(each)
             state = final.state / name.replace(" ", "-")
             losses[name] = train(evaluator, model, phases, final.seed, name, state, final.tensorboard, progress.update)
             models[name] = model.eval()

@@ -151,32 +151,32 @@ class LatencyTable:
     teacher: int
     steps: tuple[tuple[str, int], ...]
 
-    def ffn(self, base: Base, genes: FFN) -> int:
+    def ffn(self, base: Base, ffn: FFN) -> int:
         """Microseconds of all blocks of one layer; 0 if it has none. For inner widths between those of the table, which
         baselines may have, they are interpolated linearly.
 
         Raises:
             ValueError: the table is for another width of the model, or its largest inner width is below this one.
         """
-        if not genes.stack:
+        if not ffn.stack:
             return 0
-        inner = genes.inner(base)
+        inner = ffn.inner(base)
         above = bisect_left(self._inner, inner)
         if above == len(self._inner):
-            raise ValueError(f"{genes.graph} with {inner} inner channels: the latency table ends at {self._inner[-1]}")
+            raise ValueError(f"{ffn.graph} with {inner} inner channels: the latency table ends at {self._inner[-1]}")
         upper = self._inner[above]
-        nanoseconds = self._block(genes, base, upper)
+        nanoseconds = self._block(ffn, base, upper)
         if above and inner < upper:
             lower = self._inner[above - 1]
-            less = self._block(genes, base, lower)
+            less = self._block(ffn, base, lower)
             nanoseconds = less + (nanoseconds - less) * (inner - lower) // (upper - lower)
         # Hash routing happens once for all blocks of a layer.
-        once = 0 if genes.experts.gated or genes.experts == DENSE else self._nanoseconds[routing_step(genes.experts)]
-        return (genes.stack * nanoseconds + once + 500) // 1000
+        once = 0 if ffn.experts.gated or ffn.experts == DENSE else self._nanoseconds[routing_step(ffn.experts)]
+        return (ffn.stack * nanoseconds + once + 500) // 1000
 
-    def _block(self, genes: FFN, base: Base, inner: int) -> int:
-        experts = genes.experts
-        names = ["norm", *step_names(genes.graph, base, inner, experts)]
+    def _block(self, ffn: FFN, base: Base, inner: int) -> int:
+        experts = ffn.experts
+        names = ["norm", *step_names(ffn.graph, base, inner, experts)]
         if experts != DENSE:
             names += [dispatch_step(experts), *([routing_step(experts)] if experts.gated else [])]
         try:
@@ -185,11 +185,11 @@ class LatencyTable:
                 self._nanoseconds[name] * (1 if "," in name or name == "norm" else experts.top_k) for name in names
             )
         except KeyError as error:
-            raise ValueError(f"{genes.graph}, {base.width} wide: {error} is not in the latency table") from None
+            raise ValueError(f"{ffn.graph}, {base.width} wide: {error} is not in the latency table") from None
 
     def total(self, architecture: Architecture) -> int:
         """Microseconds of a whole model: `fixed` plus `ffn` of every layer."""
-        return self.fixed + sum(self.ffn(architecture.base, genes) for genes in architecture.ffns)
+        return self.fixed + sum(self.ffn(architecture.base, ffn) for ffn in architecture.ffns)
 
     def to_json(self) -> dict[str, Any]:
         """The table as values that `json.dumps` accepts; the inverse of `from_json`."""

@@ -49,21 +49,21 @@ class PredictedLosses:
             losses.setdefault(op, [np.empty(0)] * base.depth)[int(layer)] = values
         return cls(base, graph.nodes[-2].op, losses)
 
-    def of_layer(self, layer: int, genes: FFN) -> float:
-        """The predicted loss of a layer with these genes. It depends on the width and on the operation whose output
-        `project` reads; if that is no activation, on the base graph's. Nothing else of the graph counts, nor do further
-        blocks and experts, and widths beyond those of the table count as its widest.
+    def of_layer(self, layer: int, ffn: FFN) -> float:
+        """The predicted loss of a layer with this FFN. It depends on the width and on the operation whose output
+        `project` reads; if that is not an activation, on the base graph's. Nothing else in the graph counts, nor do
+        further blocks or experts; a width beyond those of the table counts as its widest.
         """
-        if genes.stack == 0:
+        if ffn.stack == 0:
             return float(self.losses[self.activation][layer][0])
-        graph = genes.graph
+        graph = ffn.graph
         read = graph.nodes[graph.nodes[graph.find("project")].inputs[0]].op
         losses = self.losses.get(read, self.losses[self.activation])[layer]
-        return float(losses[min(genes.inner(self.base), len(losses) - 1)])
+        return float(losses[min(ffn.inner(self.base), len(losses) - 1)])
 
     def of(self, architecture: Architecture) -> float:
         """The predicted loss of an architecture: the sum over its layers."""
-        return sum(self.of_layer(layer, genes) for layer, genes in enumerate(architecture.ffns))
+        return sum(self.of_layer(layer, ffn) for layer, ffn in enumerate(architecture.ffns))
 
 
 def allocate(

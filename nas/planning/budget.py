@@ -103,7 +103,7 @@ def check_feasible(
     """Refuse a budget of parameters and MACs within which a stage has no architecture, before rows or weights are read.
 
     The task's head is not known before its rows are read. Therefore the upper bounds are checked with the smallest of
-    all heads, and the lower bound with the largest: a budget that is refused here is too tight with any head.
+    all heads, and the lower bound with the largest: a budget that is refused here is too tight for any head.
 
     Raises:
         search_spaces.spaces.SpaceError: no architecture is within the budget.

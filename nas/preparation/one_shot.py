@@ -166,7 +166,7 @@ def stored_architecture(largest: Architecture, space: Space) -> Architecture:
     if set(space.genes["experts"]) == {DENSE}:
         return largest
     gated = FFNGraph.parse(f"project(mul({space.graph.nodes[-2].op}(expand(x)),gate(x)))")
-    layers = (replace(genes, graph=gated if genes.graph.gated else space.graph) for genes in largest.ffns)
+    layers = (replace(ffn, graph=gated if ffn.graph.gated else space.graph) for ffn in largest.ffns)
     return largest.with_ffns(layers)
 
 

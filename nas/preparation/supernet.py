@@ -343,4 +343,4 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
         max_height=table.max_height,
     )
     rng = random.Random(config.seed)
-    return lambda: [genes.graph for genes in space.sample(rng).ffns]
+    return lambda: [ffn.graph for ffn in space.sample(rng).ffns]

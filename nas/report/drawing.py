@@ -35,13 +35,13 @@ def svg(architecture: Architecture) -> str:
     if whole := outside_ffns(architecture):
         parts.append(_text(8, top + 7, whole, 'font-size="11"'))
         top, width = top + 14 + MARGIN, LEFT + 2 * COLUMN
-    for number, genes in enumerate(architecture.ffns, start=1):
-        places, height = layout(genes.graph) if genes.stack else ({}, 2 * HEIGHT)
+    for number, ffn in enumerate(architecture.ffns, start=1):
+        places, height = layout(ffn.graph) if ffn.stack else ({}, 2 * HEIGHT)
         middle = top + height // 2
-        parts += _label(number, genes, architecture.base, middle)
-        if genes.stack:
-            parts += _edges(genes.graph, places, middle)
-            parts += _nodes(genes, architecture.base, places, middle)
+        parts += _label(number, ffn, architecture.base, middle)
+        if ffn.stack:
+            parts += _edges(ffn.graph, places, middle)
+            parts += _nodes(ffn, architecture.base, places, middle)
             width = max(width, *(LEFT + x + WIDTH for x, _ in places.values()))
         top += height + MARGIN
         parts.append(f'<path d="M0 {top - MARGIN // 2} h9999" stroke="#ccc"/>')
@@ -92,12 +92,12 @@ def _text(x: int, y: int, text: str, more: str = "") -> str:
     return f'<text x="{x}" y="{y + 4}" fill="#222" stroke="none" {more}>{escape(text)}</text>'
 
 
-def _label(number: int, genes: FFN, base: Base, middle: int) -> Iterator[str]:
+def _label(number: int, ffn: FFN, base: Base, middle: int) -> Iterator[str]:
     sizes = "no FFN"
-    if genes.stack:
-        blocks = f"{genes.stack} blocks × " if genes.stack > 1 else ""
-        sizes = f"{blocks}{genes.inner(base):,} wide"
-    lines = [sizes, *([f"experts: {genes.experts}"] if genes.stack and genes.experts != DENSE else [])]
+    if ffn.stack:
+        blocks = f"{ffn.stack} blocks × " if ffn.stack > 1 else ""
+        sizes = f"{blocks}{ffn.inner(base):,} wide"
+    lines = [sizes, *([f"experts: {ffn.experts}"] if ffn.stack and ffn.experts != DENSE else [])]
     first = middle - 7 * len(lines)
     yield _text(8, first, f"layer {number}", 'font-weight="bold"')
     for place, line in enumerate(lines, start=1):
@@ -119,9 +119,9 @@ def _edges(graph: FFNGraph, places: dict[int, tuple[int, int]], middle: int) -> 
             yield _text((x0 + x1) // 2 - 12, (y0 + y1) // 2 - 9, "both", 'font-size="10"')
 
 
-def _nodes(genes: FFN, base: Base, places: dict[int, tuple[int, int]], middle: int) -> Iterator[str]:
-    widths = genes.graph.widths(base.width, genes.inner(base), base.mismatch)
-    for number, node in enumerate(genes.graph.nodes):
+def _nodes(ffn: FFN, base: Base, places: dict[int, tuple[int, int]], middle: int) -> Iterator[str]:
+    widths = ffn.graph.widths(base.width, ffn.inner(base), base.mismatch)
+    for number, node in enumerate(ffn.graph.nodes):
         x, y, text = LEFT + places[number][0], middle + places[number][1], node.op
         shape = f'x="{x}" y="{y - HEIGHT // 2}" width="{WIDTH}" height="{HEIGHT}"'
         if node.op in LINEAR:

@@ -213,9 +213,9 @@ def nonlinearity(study: Study) -> Section | None:
         f"base model: {base_graph}": surface.of_graph(base_graph),
     }
     users: dict[FFNGraph, list[str]] = {}
-    for number, genes in enumerate(winner.ffns, start=1):
-        if genes.stack and genes.graph != base_graph:
-            users.setdefault(genes.graph, []).append(str(number))
+    for number, ffn in enumerate(winner.ffns, start=1):
+        if ffn.stack and ffn.graph != base_graph:
+            users.setdefault(ffn.graph, []).append(str(number))
     for graph, numbers in list(users.items())[:SURFACES]:
         panels[f"layer{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {graph}"] = surface.of_graph(graph)
     picture = Picture(

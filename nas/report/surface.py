@@ -55,8 +55,8 @@ def of_graph(graph: FFNGraph) -> np.ndarray:
 def of_architecture(architecture: Architecture) -> np.ndarray:
     """The surface of all blocks of an architecture one after the other on `grid`, (POINTS, POINTS)."""
     hidden_CPP = grid()
-    for genes in architecture.ffns:
-        for _ in range(genes.stack):
-            hidden_CPP = (hidden_CPP + applied(genes.graph, hidden_CPP)) / 2
+    for ffn in architecture.ffns:
+        for _ in range(ffn.stack):
+            hidden_CPP = (hidden_CPP + applied(ffn.graph, hidden_CPP)) / 2
     surface: np.ndarray = hidden_CPP.mean(axis=0)
     return surface

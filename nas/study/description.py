@@ -129,13 +129,13 @@ def constraints(architecture: Architecture, space: Space) -> list[float]:
 def formulas(architecture: Architecture) -> list[str]:
     """Each layer in short form: stack × inner width, experts if there are any, and graph; or that there is no FFN."""
     parts = []
-    for genes in architecture.ffns:
-        if not genes.stack:
-            parts.append(genes.formula)
+    for ffn in architecture.ffns:
+        if not ffn.stack:
+            parts.append(ffn.formula)
             continue
-        size = f"{genes.stack}×{genes.inner(architecture.base)}"
-        size += f" ({genes.experts})" if genes.experts != DENSE else ""
-        parts.append(f"{size} {genes.graph}")
+        size = f"{ffn.stack}×{ffn.inner(architecture.base)}"
+        size += f" ({ffn.experts})" if ffn.experts != DENSE else ""
+        parts.append(f"{size} {ffn.graph}")
     return parts
 
 

@@ -37,12 +37,12 @@ def loads_of(loads: Sequence[Load], place: int) -> list[Load]:
 
 def untouched_experts(architecture: Architecture, part: str = "ffn") -> str:
     """A description of the experts outside this part, "ffn" or "head"; empty if the model has none."""
-    ffn = any(genes.experts.count > 1 for genes in architecture.ffns)
+    in_ffns = any(ffn.experts.count > 1 for ffn in architecture.ffns)
     counts = {layer.attention.experts for layer in architecture.layers} - {1}
     parts = [f"{' or '.join(map(str, sorted(counts)))} of every attention"] * bool(counts)
     head = architecture.head.experts
     parts += [f"{head} of the head"] * (head > 1 and part != "head")
-    return " and ".join(parts + ["those of the feed-forward networks"] * (ffn and part != "ffn"))
+    return " and ".join(parts + ["those of the feed-forward networks"] * (in_ffns and part != "ffn"))
 
 
 def unused_experts(
@@ -66,7 +66,7 @@ def unused_experts(
             f"the head needs at least {least + 1} prediction layers, since {least} must remain; it has {counts[HEAD]}"
         )
     else:
-        counts, least = {layer: genes.experts.count for layer, genes in enumerate(architecture.ffns)}, 1
+        counts, least = {layer: ffn.experts.count for layer, ffn in enumerate(architecture.ffns)}, 1
         reason = "no feed-forward network of the model has experts"
     if all(count <= least for count in counts.values()):
         others = untouched_experts(architecture, part)
@@ -118,10 +118,10 @@ def remove_experts(
             head = Head(len(remaining))
         else:
             prefix = f"{family_of_weights(weights).prefix(weights)}{place}."
-            genes = layers[place]
-            remaining = _remaining(f"layers[{place}]", genes.experts.count, 1, removed)
-            layers[place] = _with_count(genes, len(remaining))
-            scale = _output_scale(genes, layers[place], place) if relative else Fraction(1)
+            ffn = layers[place]
+            remaining = _remaining(f"layers[{place}]", ffn.experts.count, 1, removed)
+            layers[place] = _with_count(ffn, len(remaining))
+            scale = _output_scale(ffn, layers[place], place) if relative else Fraction(1)
         tensors = {name: tensor for name, tensor in weights.items() if name.startswith(prefix)}
         for name in tensors:
             del result[name]
@@ -148,7 +148,7 @@ def _output_scale(before: FFN, after: FFN, layer: int) -> Fraction:
     A gate whose scale is "relative" multiplies outputs by E / K, which becomes smaller while its probabilities hardly
     increase.
     """
-    if not before.experts.kind.learned:
+    if not before.experts.gated:
         return Fraction(1)
     if before.graph.nodes[-1].op != "project":
         raise ExpertsError(
@@ -222,8 +222,8 @@ def _fused(tensor: Tensor, remaining: Sequence[int], heirs: Mapping[int, int], l
     return kept
 
 
-def _with_count(genes: FFN, count: int) -> FFN:
-    """The genes with this number of experts."""
+def _with_count(ffn: FFN, count: int) -> FFN:
+    """The FFN with this number of experts."""
     if count == 1:
-        return replace(genes, experts=DENSE)
-    return replace(genes, experts=replace(genes.experts, count=count, top_k=min(genes.experts.top_k, count)))
+        return replace(ffn, experts=DENSE)
+    return replace(ffn, experts=replace(ffn.experts, count=count, top_k=min(ffn.experts.top_k, count)))

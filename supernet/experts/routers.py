@@ -94,9 +94,9 @@ def routing_tables(
     """
     vocabulary = architecture.base.vocabulary
     return {
-        f"{prefix}{layer}.{TABLE}": routing_table(genes.experts, vocabulary, layer, frequencies, seed)
-        for layer, genes in enumerate(architecture.ffns)
-        if genes.experts.count > 1 and not genes.experts.kind.learned
+        f"{prefix}{layer}.{TABLE}": routing_table(ffn.experts, vocabulary, layer, frequencies, seed)
+        for layer, ffn in enumerate(architecture.ffns)
+        if ffn.experts.count > 1 and not ffn.experts.gated
     }
 
 

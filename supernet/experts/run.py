@@ -45,9 +45,9 @@ def split(options: argparse.Namespace) -> int:
         )
     copy = options.split == "copy"
     names = ("width", "routing", "top_k", "capacity", "attention_experts", "head_experts", "gate_scale")
-    genes = {name: getattr(options, name) for name in names}
+    settings = {name: getattr(options, name) for name in names}
     shared = None if copy else options.shared
-    architecture = mixture_architecture(config, options.experts, shared=shared, copy=copy, **genes)
+    architecture = mixture_architecture(config, options.experts, shared=shared, copy=copy, **settings)
     dense_base = replace(architecture.base, gate_scale="relative")
     dense = Architecture.uniform(dense_base, architecture.ffns[0].graph)
 

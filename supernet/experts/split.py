@@ -56,8 +56,8 @@ def mixture_architecture(
             raise ArchitectureError(f"{name}: must be from {smallest} to {largest:,} channels, not {value:,}")
     if shared is None:
         shared = width if copy else width * 2 // 3
-    genes = Experts(experts, Fraction(shared, width), routing, top_k, capacity) if experts != 1 else DENSE
-    ffn = FFN(graph, 1, Fraction(width, base.inner), genes)
+    mixture = Experts(experts, Fraction(shared, width), routing, top_k, capacity) if experts != 1 else DENSE
+    ffn = FFN(graph, 1, Fraction(width, base.inner), mixture)
     return Architecture.of_ffns(base, (ffn,) * base.depth, attention_experts, head_experts)
 
 

@@ -97,9 +97,9 @@ def sort_channels(
         ValueError: the graph of a layer combines inner channels with channels of x, so sorting would change its
             function.
     """
-    for i, genes in enumerate(config.ffn):
-        if genes["stack"] and "mixed" in FFNGraph.parse(genes["formula"]).kinds:
-            raise ValueError(f"layer {i}: {genes['formula']} pairs inner channels with x; they cannot be sorted")
+    for i, ffn in enumerate(config.ffn):
+        if ffn["stack"] and "mixed" in FFNGraph.parse(ffn["formula"]).kinds:
+            raise ValueError(f"layer {i}: {ffn['formula']} pairs inner channels with x; they cannot be sorted")
     family = family_of_weights(weights)
     prefix = family.prefix(weights)
     result = {name: tensor.clone() for name, tensor in weights.items()}
