@@ -57,7 +57,7 @@ def parser() -> Parser:
     add("--masked-lm", action="store_true", help="also learn to predict masked words of --corpus")
     training = result.add_argument_group("training")
     add_recipe_options(training, steps=1000)
-    first = "first fine-tune the teacher on the rows for so many steps"
+    first = "first fine-tune the teacher on the rows for this many steps"
     training.add_argument("--finetune-teacher", type=int, default=0, metavar="STEPS", help=first)
     add_run_options(result, "new parameters, batch order and dropout")
     return result

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-# After Ctrl-C so many seconds pass before it raises again, as many commands are sent it twice: what the first one set
+# After Ctrl-C this many seconds pass before it raises again, as many commands are sent it twice: what the first one set
 # off is left to clean up.
 PAUSE = 1.0
 

@@ -85,7 +85,7 @@ def _numbers_kept(base: Base, fraction: Fraction) -> tuple[int, int]:
 
 def _most_important(scores: Sequence[Tensor], total: int, least: int) -> tuple[tuple[int, ...], ...]:
     """For every layer the indices of those that belong to the `total` most important ones of all layers, ascending; at
-    least so many of each layer.
+    least this many of each layer.
     """
     of_layers = [normalize(of_layer, dim=0) for of_layer in scores]
     counts = allocate_by_importance(of_layers, total, least)

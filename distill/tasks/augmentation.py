@@ -33,7 +33,7 @@ from distill.tasks.task import TaskError
 
 # So many rows are tokenized, and held with their candidates, at a time.
 CHUNK = 256
-# Of a file with word vectors so many are read, the most frequent words.
+# From a file of word vectors this many are read, those of the most frequent words.
 VECTORS = 100_000
 
 

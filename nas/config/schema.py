@@ -202,7 +202,7 @@ class StudyConfig(Table):
         candidate_pretrain, candidate: the training of every candidate, on text and then on the task.
         one_shot_pretrain, one_shot: the training of the one-shot supernet of stage 3, on text and then on all tasks.
         pretrain, final: the final training of the searched architecture, on text and then on the task.
-        trial_timeout: a trial that takes more than so many seconds fails, and its worker is replaced by a new one.
+        trial_timeout: a trial that takes more than this many seconds fails, and its worker is replaced by a new one.
         stage1, stage2, stage3: what a stage may spend, and how it searches.
     """
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from nas.config.values import PositiveFraction, SamplerName, Table, UnitFloat
 
-# Those keys of a stage that are settings of its sampler, of which each has its own (`nas.samplers.Proposer.settings`).
+# Those keys of a stage that are settings of its sampler; each sampler has its own (`nas.samplers.Proposer.settings`).
 SAMPLER_SETTINGS = ("exploration", "leaf_size", "first_random", "refit_every")
 
 
@@ -19,7 +19,7 @@ class StageTable(Table):
             supernet.
         score: what untrained candidates are compared by: "metric": the task's; "fidelity": how well their outputs
             correlate with the teacher's, which has less noise. Trained ones are compared by the task's metric.
-        rows: untrained candidates are scored on so many rows of the search split; None: on all.
+        rows: untrained candidates are scored on this many rows of the search split; None: on all.
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
         exploration: the constant of the upper confidence bounds, for `lanas` in standard deviations of the scores

@@ -19,7 +19,7 @@ from search_spaces.layer import FFN, Layer
 from search_spaces.operations import UNARY
 from search_spaces.spaces import Space
 
-# The solver stops after so many nodes with the best allocation that it has found (a limit on time would give another
+# The solver stops after this many nodes with the best allocation that it has found (a limit on time would give another
 # result on a busy machine).
 NODES = 20_000
 # Several allocations differ in at least this many layers.

@@ -146,7 +146,7 @@ def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) ->
     """The items, of which the checkpoints have the rows of the dev split, if there are at least two of them.
 
     Args:
-        first: score on so many rows; None: on all.
+        first: score on this many rows; None: on all.
 
     Raises:
         UserError: the dev splits of the checkpoints differ.

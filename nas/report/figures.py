@@ -42,7 +42,7 @@ COST_AXES = {
     "macs": ("million MACs", 1e6),
     "latency": ("latency, ms", 1e3),
 }
-# The highest loss, that of the first steps, may lie above the axis, which ends at so many times the median loss.
+# The highest loss, that of the first steps, may lie above the axis, which ends at this many times the median loss.
 HIGHEST_LOSS = 4.0
 # The surfaces in a row.
 SURFACES = 4

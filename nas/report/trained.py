@@ -17,7 +17,7 @@ from nas.report.page import Part, Picture, Section
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The sentence is the first one with so many tokens, which a figure can name, or else the shortest.
+# The sentence is the first one with this many tokens, which a figure can name, or else the shortest.
 SHORTEST, LONGEST = 8, 16
 # The quantile of the outputs at which their scale ends: a few channels are far larger than all others.
 QUANTILE = 0.99

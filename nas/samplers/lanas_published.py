@@ -38,11 +38,11 @@ from search_spaces.architecture import Architecture
 HEIGHT = 5
 # The exploration constant of the upper confidence bounds, in units of the score.
 EXPLORATION = 0.1
-# A part of a node has at least so many of the trials from which the tree is learned. The original has no minimum.
+# A part of a node has at least this many of the trials from which the tree is learned. The original has no minimum.
 LEAF_SIZE = 1
-# The first trials are random; the tree is learned from them, and again whenever so many more have a score.
+# The first trials are random; the tree is learned from them, and again whenever this many more have a score.
 FIRST_RANDOM, REFIT_EVERY = 10, 20
-# Members of the space are drawn in batches until one is in the leaf, at most so many.
+# Members of the space are drawn in batches until one is in the leaf, at most this many.
 BATCH, DRAWS = 50, 1000
 # Directions of the features with a singular value below this share of the largest are rounding errors.
 RANK_TOLERANCE = 1e-6
@@ -93,7 +93,7 @@ def path_to_leaf(
     Args:
         features: (trials, features).
         scores: (trials,), nan for trials without a score.
-        learned: the tree is learned from so many trials, the first ones with a score.
+        learned: the tree is learned from this many trials, the first ones with a score.
     """
     features = features.astype(float)
     learn = np.zeros(len(scores), dtype=bool)

@@ -30,7 +30,7 @@ OVERHEAD = 0.3
 # What is assumed until the data set is read: how many examples the search split has, and the fraction of `max_length`
 # that a sentence fills on average.
 SEARCH_ROWS, FILLED = 2_000, 0.5
-# To keep a part of the teacher's score, the search first trains the best baseline within about so many budgets.
+# To keep a part of the teacher's score, the search first trains the best baseline within about this many budgets.
 BUDGETS_TRIED = 5
 # Sentences of the pass by which the machine's speed is measured.
 SENTENCES = 32
@@ -145,7 +145,7 @@ class Estimator:
 
 
 def expected_parts(config: StudyConfig, entries: Iterable[Entry], stages: Sequence[str], data: Path) -> list[Part]:
-    """The parts of a search, in order. Only the proportions of their seconds mean something, as the speed of this
+    """The parts of a search, in order. Only the proportions of their seconds are meaningful, as the speed of this
     machine has not been measured.
 
     Args:

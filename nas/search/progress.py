@@ -15,7 +15,7 @@ from nas.study.attributes import goals_of
 
 # The name of the part that finds the budget of `keep`.
 BUDGET = "search for the budget"
-# From so many trials on the pace does not include the start of the workers.
+# From this many trials on, the pace does not include the start of the workers.
 MIN_ENDS = 4
 
 

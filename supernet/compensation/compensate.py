@@ -26,7 +26,7 @@ from distill.encoders.student.ffn import FFNBlock
 from supernet.compensation.calibration import Calibration
 from supernet.compensation.ridge import CompensationError, Linear, Ridge, affine_change
 
-# At most so many Gauss-Newton steps for a graph that does something after `project`, and no further one after a step
+# At most this many Gauss-Newton steps for a graph that does something after `project`, and no further one after a step
 # that reduced the squared error by less than this fraction.
 STEPS = 8
 CONVERGED = 0.01

@@ -33,7 +33,7 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def still_running(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
-    """The processes that are still there after so many seconds, without those that only wait to be reaped."""
+    """The processes that are still there after this many seconds, without those that only wait to be reaped."""
     _, left = psutil.wait_procs(processes, timeout=timeout)
     return [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 

@@ -59,7 +59,7 @@ def graphs(draw: st.DrawFn) -> FFNGraph:
 
 @st.composite
 def experts(draw: st.DrawFn, inner: int) -> Experts:
-    """Any experts that a layer of BASE with so many inner channels can have, one as well as several."""
+    """Any experts that a layer of BASE with this many inner channels can have, one as well as several."""
     count = draw(st.sampled_from([1, 1, 1, 2, 3, 4, 8]))
     if count == 1:
         return DENSE

@@ -151,7 +151,7 @@ def test_faulty_formulas(text: str, message: str) -> None:
 
 
 def formulas(terms: int) -> Iterator[str]:
-    """Every formula of so many terms from x, the linear maps and add, valid or not."""
+    """Every formula of this many terms from x, the linear maps and add, valid or not."""
     if terms == 1:
         yield "x"
         return

@@ -32,7 +32,7 @@ WEIRD: list[Any] = [
     *(None, True, 0, -1, 1, 10**30, 1.5, float("nan"), float("inf"), "", "x", "1/0", "9" * 5000, "../..", [], {}, [[]]),
     *({"a": {}}, "project(gelu(expand(x)))", "\ud800", "\x00", ["x"] * 10_000, 2**31, 2**63, "0.5", "-1/3"),
 ]
-# A block of `bounded()` may take so many seconds, and raise the peak of the process by so many bytes.
+# A block of `bounded()` may take this many seconds, and raise the peak of the process by this many bytes.
 PATIENCE, MEMORY = 60, 10**9
 
 

@@ -18,7 +18,7 @@ A_DAY = 24 * 60 * 60
 
 @pytest.fixture
 def shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Shifts the system's clock by so many seconds for all processes that are started from now on."""
+    """Shifts the system's clock by this many seconds for all processes that are started from now on."""
     library, file = tmp_path / "shifted_clock.so", tmp_path / "shift"
     source = Path(__file__).with_name("shifted_clock.c")
     subprocess.run([requirements.program("cc"), "-O2", "-shared", "-fPIC", "-o", library, source], check=True)

@@ -20,7 +20,7 @@ FULL_DISK_MESSAGE = re.compile("no space left|disk is full|MB free; make room")
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Callable[[int], None]]:
-    """Mount a file system of so many kilobytes on the folder; yields what enlarges it."""
+    """Mount a file system of this many kilobytes on the folder; yields what enlarges it."""
     folder.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k,mode=700", "tmpfs", str(folder)]
     requirements.succeeds(mount, "file systems of a given size, which root may mount")

@@ -29,7 +29,7 @@ LINE = re.compile(
 
 
 def press(process: subprocess.Popen[bytes], rng: random.Random, times: int) -> list[psutil.Process]:
-    """Send the signal of Ctrl-C to the process group so many times; returns all processes."""
+    """Send the signal of Ctrl-C to the process group this many times; returns all processes."""
     everyone = family(process.pid)
     for number in range(times):
         if number:

@@ -107,7 +107,7 @@ def test_parquet_that_expands_to_gigabytes(tmp_path: Path) -> None:
 
 
 def load_numbers(folder: Path, memory: int) -> str:
-    """Load a data set with so many bytes of memory; returns how many rows there are, and why they cannot be read."""
+    """Load a data set with this many bytes of memory; returns how many rows there are, and why they cannot be read."""
     datasets.config.HF_DATASETS_CACHE = folder / "kept"
     hub.physical_memory = lambda: memory
     rows = len(hub.table(str(folder / "rows"), "train"))

@@ -51,7 +51,7 @@ def case(
     seed: int = 0,
     extra: int = 0,
 ) -> Case:
-    """`extra` more tokens of padding change nothing else. With `experts`, two gated routers have so many."""
+    """`extra` more tokens of padding change nothing else. With `experts`, two gated routers have this many."""
     generator = torch.Generator().manual_seed(seed)
     rows, tokens = len(lengths), max(lengths)
 

@@ -42,7 +42,7 @@ class Routed(nn.Module):
 
 
 def routed(experts: dict[int, int], hashed: tuple[int, ...] = (), **changes: object) -> nn.Module:
-    """A BERT with gated routers of so many experts in these layers, and routers without probabilities in others."""
+    """A BERT with gated routers of this many experts in these layers, and routers without probabilities in others."""
     model = bert(**changes)
     for index in (*experts, *hashed):
         layer = model.base_model.encoder.layer[index]

@@ -121,7 +121,7 @@ class Reader:
         self.descriptor, self.text = descriptor, ""
 
     def more(self, seconds: float = 0.0) -> bool:
-        """Read what there is, waiting so many seconds for it; False at the end of the output."""
+        """Read what there is, waiting this many seconds for it; False at the end of the output."""
         ready, _, _ = select.select([self.descriptor], [], [], seconds)
         if not ready:
             return seconds == 0.0

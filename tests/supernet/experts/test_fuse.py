@@ -160,7 +160,7 @@ def test_outputs_behind_a_gate_of_relative_scale_are_scaled(gate_scale: str) -> 
 
 
 def prediction_layers(count: int = 4, gate_scale: str = "relative") -> tuple[Architecture, torch.nn.Module]:
-    """A dense encoder whose head has so many prediction layers."""
+    """A dense encoder whose head has this many prediction layers."""
     architecture = Architecture.uniform(replace(BASE, gate_scale=gate_scale), head_experts=count)
     with torch.random.fork_rng():
         torch.manual_seed(0)
