@@ -4,7 +4,7 @@
     python -m distill.augment --model MLM --train FILE --text COLUMN --label COLUMN [--pair COLUMN] --out rows.tsv
 
 TinyBERT's augmentation (Jiao et al., 2020, section 3.3): MLM, an encoder with a masked-word head, predicts the words
-that may stand in the place of another. rows.tsv has every training row, followed by its copies with the same label.
+that may replace another. rows.tsv has every training row, followed by its copies with the same label.
 """
 
 import json
@@ -46,7 +46,7 @@ def parser() -> Parser:
         type=int,
         default=15,
         metavar="K",
-        help="words that may stand in the place of a word (default: %(default)s)",
+        help="words that may replace a word (default: %(default)s)",
     )
     add(
         "--vectors",

@@ -1,6 +1,6 @@
 """The genes: what a search can choose of an architecture's parts, which are its layers and its head.
 
-A new gene is a row of `GENES`, beside the value in `search_spaces.layer`, the key in the configuration's table [space]
+A new gene needs a row of `GENES`, a value in `search_spaces.layer`, a key in the configuration's table [space]
 (`nas.config.space`), and what it does to weights and costs. Spaces, neighbours, the encoding of samplers and the
 parameters of trials iterate over the rows.
 """

@@ -29,7 +29,7 @@ from supernet.build import build
 from supernet.experts.routers import initial_gate, routing_tables
 from supernet.inherit import attention_slice, inherit
 
-# In one step of the sandwich rule, the number of architectures that are drawn beside the largest and the smallest.
+# The number of architectures that are drawn in each step of the sandwich rule, besides the largest and the smallest.
 DRAWN_IN_SANDWICH = 2
 
 

@@ -45,7 +45,7 @@ def phase_recipes(phases: Iterable[ObjectivePhase], recipe: Recipe) -> list[tupl
 
 
 class Distilled(NamedTuple):
-    """What a distillation leaves beside the student.
+    """What a distillation yields besides the student.
 
     Attributes:
         projections: the learned projections of the objective.

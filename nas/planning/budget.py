@@ -31,7 +31,7 @@ from supernet.order.importance import allocate_by_importance
 MIN_INNER = 4
 # The batch size for which latencies are measured; each sentence has the study's `max_length` tokens.
 LATENCY_BATCH = 1
-# Tasks are assumed to have no more labels than this as long as their rows are not read.
+# Tasks are assumed to have no more labels than this until their rows are read.
 MOST_LABELS = 10_000
 # Stands for the bound of a cost that is minimized but not bounded.
 NO_LIMIT = 10**18

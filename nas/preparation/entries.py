@@ -40,7 +40,7 @@ class Entry:
 
     Attributes:
         what: its name in a dry run.
-        path: None as long as earlier entries on which it depends are missing.
+        path: None until the earlier entries on which it depends exist.
         make: called with a draft of the path, which it writes, and with a folder for the state of a training, from
             which it continues after an interruption.
         work: what takes long when it is made.

@@ -38,7 +38,7 @@ from search_spaces.genes import GENES
 from search_spaces.grammar import count_graphs
 from search_spaces.spaces import Space
 
-# What the number of classes is taken for as long as the rows have not been read.
+# The number of classes that is assumed until the rows are read.
 CLASSES = 2
 
 
@@ -129,7 +129,7 @@ def first_plan(
 
 
 def classes(workspace: Workspace) -> int:
-    """The number of outputs of the task's head, or `CLASSES` as long as the rows have not been read."""
+    """The number of outputs of the task's head, or `CLASSES` until the rows are read."""
     return len(workspace.folders.task.labels) or 1 if workspace.folders.data.exists() else CLASSES
 
 

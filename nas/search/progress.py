@@ -61,7 +61,7 @@ class Running:
     @property
     def pace(self) -> float | None:
         """Seconds from the end of a trial to that of the next one; None if none has ended yet. The first ones, for
-        which the workers must start, only count as long as there are no others.
+        which the workers must start, count only until there are others.
         """
         ends = self.ends
         if len(ends) < MIN_ENDS:
@@ -153,7 +153,7 @@ class Progress(progress.Progress):
         return [done, f"  {at_work}", f"  {left}"]
 
     def left(self) -> float | None:
-        """Seconds until the command ends; None as long as nothing is known about the speed of this machine."""
+        """Seconds until the command ends; None until something is known about the speed of this machine."""
         running = self.running
         current = running.left if running is not None else self.left_of_piece()
         ratios = dict(self.ratios)

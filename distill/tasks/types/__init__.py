@@ -96,6 +96,6 @@ def encode(
     if chosen.encode is None or not isinstance(rows, chosen.split):
         raise ValueError(f"a {type(rows).__name__} does not hold rows of the kind {kind}")
     if max_length <= tokenizer.num_special_tokens_to_add(pair=rows.paired):
-        raise ValueError(f"max_length = {max_length}: no room for text beside the special tokens")
+        raise ValueError(f"max_length = {max_length}: no room for text besides the special tokens")
     encoded: Encoded = chosen.encode(tokenizer, rows, max_length, max_length // 3 if stride is None else stride)
     return encoded

@@ -31,7 +31,7 @@ def encode(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
     if not 0 <= stride < room:
         raise ValueError(
-            f"stride = {stride}: windows of max_length = {max_length} have {room} tokens beside the longest question, "
+            f"stride = {stride}: windows of max_length = {max_length} have {room} tokens besides the longest question, "
             "and share fewer than these with the next"
         )
     parts = []
