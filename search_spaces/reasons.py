@@ -66,6 +66,6 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
     limits_in_words = ", ".join(f"{limit.name} at most {limit.in_words(limit.maximum)}" for limit in binding)
     remedies = ["lower min_params", *(f"raise max_{limit.name}" for limit in binding)]
     return (
-        f"no architecture keeps all bounds at once: {min_params:,} to {max_params:,} parameters, {limits_in_words}; "
+        f"no architecture meets all bounds at once: {min_params:,} to {max_params:,} parameters, {limits_in_words}; "
         f"{', '.join(remedies[:-1])} or {remedies[-1]}"
     )

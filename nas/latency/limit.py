@@ -6,7 +6,7 @@ from fractions import Fraction
 from foundation.errors import shortened
 from search_spaces.numbers import fraction
 
-# In microseconds, or for "x" in multiples of the teacher's latency. "ms" comes before "s" because it also ends on "s".
+# In microseconds, or for "x" in multiples of the teacher's latency. "ms" comes before "s" because it also ends in "s".
 _UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}
 
 

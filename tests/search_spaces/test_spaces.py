@@ -402,7 +402,7 @@ def test_bounds_of_which_each_alone_is_kept() -> None:
     with pytest.raises(SpaceError) as caught:
         replace(within, min_params=largest, max_params=largest)
     assert str(caught.value) == (
-        f"no architecture keeps all bounds at once: {largest:,} to {largest:,} parameters, macs at most 43; "
+        f"no architecture meets all bounds at once: {largest:,} to {largest:,} parameters, macs at most 43; "
         "lower min_params or raise max_macs"
     )
     with pytest.raises(SpaceError) as caught:
