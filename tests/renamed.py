@@ -6,8 +6,11 @@ import torch
 import transformers
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, RobertaConfig
 
-ENDINGS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-CLASSES = {getattr(transformers, f"Bert{end}"): getattr(transformers, f"Roberta{end}") for end in ENDINGS}
+KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+# The classes of BERT, the encoder alone first -> those of RoBERTa.
+CLASSES: dict[type, type] = {
+    getattr(transformers, f"Bert{head}"): getattr(transformers, f"Roberta{head}") for head in KINDS
+}
 # RoBERTa's masked-LM head has a bias twice, as BERT's has.
 HEADS = {
     "cls.predictions.transform.dense.": "lm_head.dense.",

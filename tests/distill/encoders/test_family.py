@@ -23,15 +23,10 @@ from distill.encoders.verify import verify
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
 from distill.tasks.types import QUESTION_ANSWERING
 from distill.training.teacher import locate
-from tests.renamed import as_roberta
+from tests.renamed import CLASSES, as_roberta
 from tests.tiny import SIZES, batch, bert, inputs, shaken
 
-WITH_HEAD = (
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertForQuestionAnswering,
-    BertForMaskedLM,
-)
+WITH_HEAD = list(CLASSES)[1:]
 
 
 def model(cls: type, **settings: Any) -> PreTrainedModel:
@@ -72,7 +67,7 @@ def test_renamed_weights_compute_the_same(cls: type, attention: str) -> None:
         assert torch.equal(embedded(one, batch()), first)
 
 
-@pytest.mark.parametrize("cls", [BertModel, *WITH_HEAD])
+@pytest.mark.parametrize("cls", CLASSES)
 def test_the_parts_are_transformers_own(cls: type) -> None:
     given = model(cls)
     for one in (given, as_roberta(given)):

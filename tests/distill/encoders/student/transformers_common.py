@@ -16,25 +16,13 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-)
+import transformers
+from transformers import BertConfig
 from transformers.models.auto import modeling_auto
 
-from distill.encoders.student.modeling_nas_bert import (
-    NasBertConfig,
-    NasBertForMaskedLM,
-    NasBertForQuestionAnswering,
-    NasBertForSequenceClassification,
-    NasBertForTokenClassification,
-    NasBertModel,
-)
+from distill.encoders.student.modeling_nas_bert import NasBertConfig
 from distill.encoders.student.routing import TableRouter
+from distill.encoders.students import CLASSES
 from search_spaces import FFN, GELU, Architecture, Base, Experts, FFNGraph
 from supernet.build import config_of
 
@@ -58,13 +46,14 @@ from transformers_tests.test_configuration_common import ConfigTester  # noqa: E
 from transformers_tests.test_modeling_common import ModelTesterMixin, ids_tensor, random_attention_mask  # noqa: E402
 
 # By these names the tests know what a class of models is for, and which labels it needs.
-for mapping, model_class in {
-    "MODEL_MAPPING_NAMES": NasBertModel,
-    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": NasBertForMaskedLM,
-    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": NasBertForSequenceClassification,
-    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": NasBertForTokenClassification,
-    "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": NasBertForQuestionAnswering,
-}.items():
+MODELS = {
+    "MODEL_MAPPING_NAMES": CLASSES["bert"]["AutoModel"],
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": CLASSES["bert"]["AutoModelForMaskedLM"],
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": CLASSES["bert"]["AutoModelForSequenceClassification"],
+    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": CLASSES["bert"]["AutoModelForTokenClassification"],
+    "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": CLASSES["bert"]["AutoModelForQuestionAnswering"],
+}
+for mapping, model_class in MODELS.items():
     getattr(modeling_auto, mapping)[NasBertConfig.model_type] = model_class.__name__
 
 BATCH, TOKENS, VOCABULARY, TYPES = 13, 7, 99, 16
@@ -116,13 +105,7 @@ class Tester:
 
 class Common(ModelTesterMixin):
     kind: str
-    all_model_classes: Any = (
-        NasBertModel,
-        NasBertForMaskedLM,
-        NasBertForSequenceClassification,
-        NasBertForTokenClassification,
-        NasBertForQuestionAnswering,
-    )
+    all_model_classes: Any = tuple(MODELS.values())
 
     def setUp(self) -> None:
         self.model_tester = Tester(self.kind)
@@ -144,13 +127,7 @@ class Routed(Common):
 
 class BertTest(Common, unittest.TestCase):
     kind = "bert"
-    all_model_classes = (
-        BertModel,
-        BertForMaskedLM,
-        BertForSequenceClassification,
-        BertForTokenClassification,
-        BertForQuestionAnswering,
-    )
+    all_model_classes = tuple(getattr(transformers, name.__name__.removeprefix("Nas")) for name in MODELS.values())
 
 
 class DenseTest(Common, unittest.TestCase):
