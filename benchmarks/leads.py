@@ -71,7 +71,9 @@ class Budget:
             )
         self.workspace: Workspace = prepare(self.config)
         self.evaluator = TrainedEvaluator(self.workspace)
-        self.untrained = UntrainedEvaluator(prepare_untrained(self.workspace, self.config.stage1))
+        self.untrained = UntrainedEvaluator(
+            prepare_untrained(self.workspace, self.config.stage1, self.config.tasks[:1])
+        )
         self.plan: Plan = plan(self.config, self.workspace, "1", None, limits_of(self.config, self.workspace))
 
     def measure(self, name: str, make: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SCRIPTS = {
     "search_own_rows": ("is answered by", "tickets/final"),
     "distil": ("of its accuracy", "student"),
-    "experts": ("after 30 steps: accuracy", "mixture"),
+    "experts": ("mixture: experts of layer 6 ffn: ", "mixture"),
 }
 
 

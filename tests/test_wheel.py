@@ -45,10 +45,11 @@ def command(wheel: Path, shared_study: TinyStudy, tmp_path_factory: pytest.TempP
     venv.create(environment, with_pip=False, symlinks=True)
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
     install = ("-m", "pip", "--python", environment / "bin" / "python", "install", "--quiet", "--no-deps", wheel)
-    subprocess.run([sys.executable, *install], check=True)
+    # With the checkout on the path, pip would find the package installed.
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, *install], env=variables, check=True)
     # A path in a .pth file adds the modules there, without those that are installed in editable mode.
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables |= {"FFN_NAS_CACHE": str(shared_study.cache), "OMP_NUM_THREADS": "1"}
 
     def run(program: str, *arguments: object) -> str:

@@ -243,6 +243,10 @@ class StudyConfig(Table):
         """The task that stages 1 and 2 search on."""
         return self.tasks[0]
 
+    def scored_tasks(self, stage: str) -> tuple[str, ...]:
+        """The tasks of stage "1", "2" or "3"; the score of a candidate is the mean of its scores on them."""
+        return self.tasks if stage == "3" and self.stage3.scored_on == "mean" else self.tasks[:1]
+
     def stage(self, stage: str) -> StageTable:
         """The table of stage "1", "2" or "3"."""
         return {"1": self.stage1, "2": self.stage2, "3": self.stage3}[stage]

@@ -26,7 +26,7 @@ class Mode:
     Attributes:
         prepare: makes what the candidates of a stage need, on a device, unless it is in the cache.
         evaluator: makes an object whose method `evaluate` scores a candidate, from what was prepared and the device.
-        scored_on: the number of examples of the search split on which candidates are scored; None: all.
+        examples: the number of examples of the search split on which candidates are scored; None: all.
         inheritance: whether the candidates are "sliced" or "compensated".
         trains: whether candidates are trained, in which case `evaluate` takes the arguments of
             `TrainedEvaluator.evaluate`; otherwise it takes the architecture alone.
@@ -35,15 +35,15 @@ class Mode:
 
     prepare: "Callable[[Workspace, Plan, str, ProgressCallback], AnyWorkspace]"
     evaluator: Callable[[Any, str], Any]
-    scored_on: Callable[[StudyConfig, StageTable], int | None]
+    examples: Callable[[StudyConfig, StageTable], int | None]
     inheritance: Callable[[StudyConfig], str] = lambda config: config.supernet.inheritance
     trains: bool = False
     work: Callable[[StudyConfig], tuple[Work, ...]] = lambda config: ()
 
 
 def _untrained(workspace: Workspace, plan: "Plan", device: str, on_progress: ProgressCallback) -> AnyWorkspace:
-    all_tasks = plan.stage == "3" and workspace.config.stage3.scored_on == "mean"
-    return prepare_untrained(workspace, plan.table, all_tasks, device, on_progress)
+    tasks = workspace.config.scored_tasks(plan.stage)
+    return prepare_untrained(workspace, plan.table, tasks, device, on_progress)
 
 
 # The modes by `StageTable.evaluation`, which is also the attribute `mode` of their workspaces.
@@ -51,20 +51,20 @@ MODES: dict[str, Mode] = {
     "trained": Mode(
         prepare=lambda workspace, plan, device, on_progress: workspace,
         evaluator=TrainedEvaluator,
-        scored_on=lambda config, table: None,
+        examples=lambda config, table: None,
         trains=True,
     ),
     "untrained": Mode(
         prepare=_untrained,
         evaluator=UntrainedEvaluator,
-        scored_on=lambda config, table: table.rows,
+        examples=lambda config, table: table.rows,
     ),
     "one_shot": Mode(
         prepare=lambda workspace, plan, device, on_progress: prepare_one_shot(
             workspace, plan.space, device, on_progress
         ),
         evaluator=OneShotEvaluator,
-        scored_on=lambda config, table: config.one_shot.rows,
+        examples=lambda config, table: config.one_shot.rows,
         inheritance=lambda config: config.one_shot.inheritance,
         work=one_shot_work,
     ),

@@ -30,7 +30,7 @@ class OneShotEvaluator:
         self.tasks = {
             name: (folders.task, folders.rows("search"), folders.split("search"))
             for name, folders in workspace.by_task.items()
-            if name == config.task or config.stage3.scored_on == "mean"
+            if name in config.scored_tasks("3")
         }
         self.task_type = workspace.tasks[0].task.type
         stored = Architecture.load(workspace.one_shot / "architecture.json")

@@ -11,11 +11,11 @@ from nas.preparation.workspace import UntrainedWorkspace, Workspace
 def prepare_untrained(
     workspace: Workspace,
     table: StageTable,
-    all_tasks: bool = False,
+    tasks: tuple[str, ...],
     device: str = "auto",
     on_progress: ProgressCallback = ignore_progress,
 ) -> UntrainedWorkspace:
-    """Prepare a workspace for each of the study's tasks, or only have that of its first one.
+    """Prepare a workspace for each of these tasks, of which the first is that of the given workspace.
 
     Args:
         table: of the stage; it says on what examples candidates are scored, and by what.
@@ -25,7 +25,6 @@ def prepare_untrained(
     """
     config = workspace.config
     others = tuple(
-        prepare(config.model_copy(update={"tasks": (task,)}), device, on_progress, outputs=False)
-        for task in (config.tasks[1:] if all_tasks else ())
+        prepare(config.model_copy(update={"tasks": (task,)}), device, on_progress, outputs=False) for task in tasks[1:]
     )
     return UntrainedWorkspace((workspace, *others), table.rows, table.score == "fidelity")

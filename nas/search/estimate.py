@@ -110,7 +110,7 @@ class Estimator:
         mode, tasks = MODES[table.evaluation], len(self.config.tasks) if stage == "3" else 1
         if mode.trains:
             return self.training()
-        scored = min(mode.scored_on(self.config, table) or self.sizes.search, self.sizes.search)
+        scored = min(mode.examples(self.config, table) or self.sizes.search, self.sizes.search)
         work = [Work("scoring", self.student, scored)]
         if mode.inheritance(self.config) == "compensated":
             work.append(Work("compensation", self.student, self.config.supernet.calibration_rows, 2))

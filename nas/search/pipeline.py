@@ -341,12 +341,12 @@ class Search:
         return keep.ladder(without_ffns, limit.total(whole), smallest)
 
     def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:
-        """Record the teacher's score on the rows on which this stage scores its candidates, except for stage 3 of a
-        study of several tasks.
+        """Record the teacher's score on the rows on which this stage scores its candidates, unless it scores them
+        on several tasks.
         """
-        if (plan.stage == "3" and len(self.given.tasks) > 1) or TEACHER in study.user_attrs:
+        if len(self.given.scored_tasks(plan.stage)) > 1 or TEACHER in study.user_attrs:
             return
-        rows = self._teacher_rows[: MODES[plan.table.evaluation].scored_on(self.given, plan.table)]
+        rows = self._teacher_rows[: MODES[plan.table.evaluation].examples(self.given, plan.table)]
         task = self.workspace.folders.task
         score = task.score_metric.of_contributions(rows).value
         study.set_user_attr(TEACHER, {"task": self.workspace.config.task, "score": score})

@@ -7,6 +7,7 @@ Apart from NSGA-II's selection of parents, what the project uses of Optuna witho
 import contextlib
 import functools
 import json
+import logging
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from optuna.storages import BaseStorage, RDBStorage, get_storage
 from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial
 from sqlalchemy import NullPool, create_engine, event, make_url
-from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from foundation.errors import UserError
@@ -45,6 +46,7 @@ def open_storage(url: str) -> BaseStorage:
     Raises:
         StorageError: the storage cannot be opened, or is one of another version of Optuna.
     """
+    logging.getLogger("optuna.storages").setLevel(logging.ERROR)  # a lost server is one error, without a warning
     with _opening(url):
         sqlite = make_url(url).get_backend_name() == "sqlite"
         connect = {"timeout": 60, "factory": _Connection} if sqlite else {}
@@ -155,7 +157,8 @@ def _checked(read: Callable[..., Any]) -> Callable[..., Any]:
         except (StorageInternalError, DatabaseError, ValueError, TypeError, LookupError) as error:
             cause = error.__cause__ or error if isinstance(error, StorageInternalError) else error
             # A storage that is away is not damaged, and neither are others than SQLite's.
-            failed = isinstance(cause, DatabaseError | StorageInternalError) and type(cause) is not DatabaseError
+            lost = DatabaseError | StorageInternalError | PendingRollbackError
+            failed = isinstance(cause, lost) and type(cause) is not DatabaseError
             if (failed and "Could not decode to UTF-8" not in str(cause)) or error.args == (models.NOT_FOUND_MSG,):
                 raise
             raise DamagedStorageError(

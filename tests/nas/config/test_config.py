@@ -322,6 +322,14 @@ def test_another_sampler_replaces_the_settings_of_the_sampler(tmp_path: Path) ->
     assert load_config(str(tmp_path / "b.toml")).stage1.sampler_settings() == {"first_random": 7}
 
 
+def test_a_candidate_is_scored_on_all_tasks_in_stage_3_alone() -> None:
+    tasks = ["sst2", "mrpc"]
+    config = load_config("efficientbert", {"tasks": tasks, "stage3.evaluation": "one_shot"})
+    assert [config.scored_tasks(stage) for stage in "123"] == [("sst2",), ("sst2",), ("sst2", "mrpc")]
+    config = load_config("efficientbert", {"tasks": tasks, "stage3.evaluation": "one_shot", "stage3.scored_on": "first"})
+    assert config.scored_tasks("3") == ("sst2",)
+
+
 def test_settings_that_are_not_given_leave_no_trace() -> None:
     text = load_config("demo").to_toml()
     assert not any(setting in text for setting in SAMPLER_SETTINGS)

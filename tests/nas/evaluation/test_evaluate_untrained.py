@@ -47,17 +47,19 @@ def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: Ti
     evaluator = TrainedEvaluator(workspace, "cpu")
     expected = evaluator.score(evaluator.student(architecture))
 
-    alone = prepare_untrained(workspace, workspace.config.stage1, device="cpu")
+    alone = prepare_untrained(workspace, workspace.config.stage1, workspace.config.tasks[:1], device="cpu")
     score = UntrainedEvaluator(alone, "cpu").evaluate(architecture)
     assert (score.value, score.standard_error, score.loads) == (expected.value, expected.standard_error, ())
     assert score.parts == {"library": expected.value}
 
-    few = prepare_untrained(workspace, workspace.config.stage1.model_copy(update={"rows": 30}), device="cpu")
+    few = prepare_untrained(
+        workspace, workspace.config.stage1.model_copy(update={"rows": 30}), workspace.config.tasks[:1], device="cpu"
+    )
     fewer = UntrainedEvaluator(few, "cpu").evaluate(architecture)
     assert fewer.value == evaluator.score(evaluator.student(architecture), 30).value
     assert fewer.standard_error > score.standard_error
 
-    both = prepare_untrained(workspace, workspace.config.stage1, all_tasks=True, device="cpu")
+    both = prepare_untrained(workspace, workspace.config.stage1, workspace.config.tasks, device="cpu")
     first, second = both.tasks
     assert first == workspace and second.config.task == "neighbours" and second.supernet != first.supernet
     mean = UntrainedEvaluator(both, "cpu").evaluate(architecture)
@@ -71,7 +73,9 @@ def test_candidates_are_compared_by_their_fidelity(preset: Path) -> None:
     config = load_config(str(preset), {"stage1.score": "fidelity", "stage1.rows": 40})
     workspace = prepare(config, "cpu")
     architecture = uniform(workspace, "1/4")
-    score = UntrainedEvaluator(prepare_untrained(workspace, config.stage1, device="cpu"), "cpu").evaluate(architecture)
+    score = UntrainedEvaluator(
+        prepare_untrained(workspace, config.stage1, config.tasks[:1], device="cpu"), "cpu"
+    ).evaluate(architecture)
 
     evaluator = TrainedEvaluator(workspace, "cpu")
     student = evaluator.student(architecture)

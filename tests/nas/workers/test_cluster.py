@@ -130,6 +130,8 @@ def losing_a_node(
     """Run a search and kill the other node while both evaluate a trial of this study; the trial is run again."""
     with tiny_study.running(*command) as process:
         nodes = (head.process.pid, other.process.pid)
+        # The base model, in a study of its own, is evaluated before the others and has one worker.
+        wait(process, lambda: states(folder, study).total() > 0)
         wait(process, lambda: pause_both_workers(lambda: states(folder, study)["RUNNING"], *nodes))
         running = [trial.number for trial in trials_of(folder, study) if trial.state == TrialState.RUNNING]
         other.kill()
