@@ -326,7 +326,8 @@ def test_a_candidate_is_scored_on_all_tasks_in_stage_3_alone() -> None:
     tasks = ["sst2", "mrpc"]
     config = load_config("efficientbert", {"tasks": tasks, "stage3.evaluation": "one_shot"})
     assert [config.scored_tasks(stage) for stage in "123"] == [("sst2",), ("sst2",), ("sst2", "mrpc")]
-    config = load_config("efficientbert", {"tasks": tasks, "stage3.evaluation": "one_shot", "stage3.scored_on": "first"})
+    first = {"stage3.evaluation": "one_shot", "stage3.scored_on": "first"}
+    config = load_config("efficientbert", {"tasks": tasks, **first})
     assert config.scored_tasks("3") == ("sst2",)
 
 
