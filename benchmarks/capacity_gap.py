@@ -110,12 +110,14 @@ class Trainings:
             folders = {
                 f"{depth} layer{'s'[: depth - 1]}": str(lowest_layers(self.config, depth)) for depth in self.depths
             }
-        return {name: load_model(path, task.labels, task.kind, new_head=False).eval() for name, path in folders.items()}
+        return {
+            name: load_model(path, task.labels, task.task_type, new_head=False).eval() for name, path in folders.items()
+        }
 
     def student(self, experts: int, seed: int) -> PreTrainedModel:
         """The untrained student; the same for every teacher, and with one expert the encoder's lowest layers."""
         torch.manual_seed(seed)  # of the head, which is new
-        encoder = load_model(self.config.teacher, self.folders.task.labels, self.folders.task.kind)
+        encoder = load_model(self.config.teacher, self.folders.task.labels, self.folders.task.task_type)
         dense = some_layers(encoder, range(self.options.layers))
         architecture = mixture_architecture(dense.config, experts, copy=True, routing=ROUTING)
         weights = inherit(from_teacher(dense, stack=1).state_dict(), architecture, seed=seed)

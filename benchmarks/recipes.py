@@ -120,10 +120,10 @@ def run(options: Namespace, report: Report) -> None:
     data = load_task(options.task, options.data)
     tokenizer = load_tokenizer(options.teacher)
     pad_id = tokenizer.pad_token_id
-    rows = encode(tokenizer, joined(data.train, data.search), options.max_length, kind=data.task.kind)
-    dev = encode(tokenizer, data.dev, options.max_length, kind=data.task.kind)
+    rows = encode(tokenizer, joined(data.train, data.search), options.max_length, task_type=data.task.task_type)
+    dev = encode(tokenizer, data.dev, options.max_length, task_type=data.task.task_type)
     dev_batches = [batch for _, batch in split_batches(dev, pad_id)]
-    teacher = load_model(options.teacher, data.task.labels, data.task.kind, new_head=False).eval()
+    teacher = load_model(options.teacher, data.task.labels, data.task.task_type, new_head=False).eval()
     depth = teacher.config.num_hidden_layers
     layers = options.layers or (depth if options.mixtures else 3)
     shallow = some_layers(teacher, [layer - 1 for layer in uniform(layers, depth)])

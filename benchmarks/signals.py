@@ -94,7 +94,7 @@ class Measure:
         logits, seconds = timed(lambda: batch_logits(model, self.batches, accelerator=evaluator.accelerator))
         contributions = evaluator.search_set.contributions_of(logits, self.indices)[task.metrics[0]]
         teacher_NC = comparable_outputs(self.predictions, self.batches, task.type)
-        hard, soft = losses(logits, self.predictions, self.batches, task.kind)
+        hard, soft = losses(logits, self.predictions, self.batches, task.task_type)
         values = {
             "score": task.score_metric.of_contributions(contributions).value,
             "fidelity": metrics.fidelity(comparable_outputs(logits, self.batches, task.type), teacher_NC).value,

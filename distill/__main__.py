@@ -101,13 +101,13 @@ def command(options: Any) -> int:
         settings = objective_settings(options)
         check_models(options, settings)
     accelerator, _, examples = open_examples(options, options.teacher or options.student, students=True)
-    labels, kind, recipe = examples.labels, examples.kind, recipe_of(options, len(examples.train))
+    labels, task_type, recipe = examples.labels, examples.task_type, recipe_of(options, len(examples.train))
 
     def make(source: str, teacher: Any) -> Any:
         if teacher is None:
-            model = load_model(source, labels, kind)
+            model = load_model(source, labels, task_type)
         else:
-            model = load_student(source, teacher, examples.tokenizer, labels, kind)
+            model = load_student(source, teacher, examples.tokenizer, labels, task_type)
         check_sizes(options, model.config, source, examples)
         return model
 
@@ -115,7 +115,7 @@ def command(options: Any) -> int:
     if options.teacher is not None:
         first, new_head = options.finetune_teacher, bool(options.finetune_teacher) or examples.headless
         models[TEACHER] = Training(
-            make=lambda _: load_model(options.teacher, labels, kind, new_head=new_head).eval(),
+            make=lambda _: load_model(options.teacher, labels, task_type, new_head=new_head).eval(),
             recipe=replace(recipe, steps=first) if first else None,
             compared=False,
         )

@@ -158,13 +158,13 @@ def load(options: Any) -> tuple[Any, Any, tuple[str, ...], tuple[str, ...]]:
     from distill.tasks.types import CLASSIFICATION, REGRESSION
 
     if options.train is not None:
-        kind = REGRESSION if options.regression else CLASSIFICATION
-        rows, names = read_rows(options.train, options.text, options.label, options.pair, kind=kind)
+        task_type = REGRESSION if options.regression else CLASSIFICATION
+        rows, names = read_rows(options.train, options.text, options.label, options.pair, task_type=task_type)
         pair = () if options.pair is None else (options.pair,)
         return rows, None, names, (options.text, *pair, options.label)
     data = load_task(options.task, options.data)
     if not isinstance(data.train, Split):
-        raise UserError(f"--task {options.task}: only labeled sentences can be augmented, not {data.task.kind}")
+        raise UserError(f"--task {options.task}: only labeled sentences can be augmented, not {data.task.task_type}")
     columns = ("sentence", "pair", "label") if data.train.paired else ("sentence", "label")
     return joined(data.train, data.search), data.dev, data.task.labels, columns
 

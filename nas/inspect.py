@@ -45,10 +45,10 @@ def head_cost(name: str | None) -> cost.HeadCost:
     """The head for tasks of the type of this name. Raises UserError if there is no such type."""
     if name is None:
         return cost.CLASSIFIER
-    from distill.tasks.types import task_type  # imports torch, which takes seconds
+    from distill.tasks.types import get_task_type  # imports torch, which takes seconds
 
     try:
-        return task_type(name).head
+        return get_task_type(name).head
     except ValueError as error:
         raise UserError(f"--head: {error}") from None
 

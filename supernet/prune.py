@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     from supernet.pruning import PruningError, encoder_params, pruned_to
 
     accelerator, _, examples = open_examples(options, options.checkpoint, own_labels=True)
-    dense = load_model(options.checkpoint, examples.labels, examples.kind, new_head=False).eval()
+    dense = load_model(options.checkpoint, examples.labels, examples.task_type, new_head=False).eval()
     few, pad_id = options.importance_batches, examples.tokenizer.pad_token_id
     batches = training_batches(examples.train, options.batch_size, few, options.seed, pad_id)
     try:

@@ -60,26 +60,26 @@ def load_examples(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) ->
         labels: the names of the classes of the user's own files; by default those that occur, sorted.
     """
 
-    def encoded(rows: AnySplit, kind: str) -> Encoded:
+    def encoded(rows: AnySplit, task_type: str) -> Encoded:
         try:
-            return encode(tokenizer, rows, options.max_length, kind=kind)
+            return encode(tokenizer, rows, options.max_length, task_type=task_type)
         except ValueError as error:
             raise UserError(f"--max-length: {error}") from None
 
     if options.corpus is not None:
         text = encoded_text(options, tokenizer)
-        return Examples(text.kind, tokenizer, text)
+        return Examples(text.task_type, tokenizer, text)
     if options.train is not None and options.task is None:
-        kind = REGRESSION if options.regression else CLASSIFICATION
+        task_type = REGRESSION if options.regression else CLASSIFICATION
         columns = {"text": options.text, "label": options.label, "pair": options.pair}
-        data = table_task(options.train, options.dev, **columns, labels=labels or None, kind=kind)
+        data = table_task(options.train, options.dev, **columns, labels=labels or None, task_type=task_type)
     else:
         data = load_task(options.task, options.data)
-    kind = data.task.kind
+    task_type = data.task.task_type
     rows = joined(data.train, data.search) if options.train is None or options.task is None else own_rows(options, data)
-    train = encoded(rows, kind)
-    eval_set = EvalSet(data.task, data.dev, encoded(data.dev, kind), tokenizer.pad_token_id)
-    return Examples(kind, tokenizer, train, eval_set)
+    train = encoded(rows, task_type)
+    eval_set = EvalSet(data.task, data.dev, encoded(data.dev, task_type), tokenizer.pad_token_id)
+    return Examples(task_type, tokenizer, train, eval_set)
 
 
 def own_rows(options: Any, data: TaskData[Any]) -> Split:
@@ -92,7 +92,7 @@ def own_rows(options: Any, data: TaskData[Any]) -> Split:
     if data.train.paired != (options.pair is not None):
         advice = "are pairs: add --pair" if data.train.paired else "are single sentences: leave out --pair"
         raise UserError(f"--train {options.train}: the rows of --task {options.task} {advice}")
-    rows, _ = read_rows(options.train, options.text, options.label, options.pair, task.labels or None, task.kind)
+    rows, _ = read_rows(options.train, options.text, options.label, options.pair, task.labels or None, task.task_type)
     return rows
 
 

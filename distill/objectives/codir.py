@@ -20,7 +20,7 @@ from distill.objectives.kd import labels_and_predictions
 from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
 from distill.objectives.spec import ObjectiveSpec
 from distill.tasks.encoding import Encoded
-from distill.tasks.types import task_type
+from distill.tasks.types import get_task_type
 
 WIDTH = 128
 # Largest number of negatives per sentence; each needs WIDTH numbers for the student and for the teacher.
@@ -101,7 +101,7 @@ def codir(
 def _bank_arguments(rows: Encoded | None) -> dict[str, Any]:
     """The size of the memory banks and the classes of their rows."""
     classes = None
-    if rows is not None and rows.labels is not None and task_type(rows.kind).single_label:
+    if rows is not None and rows.labels is not None and get_task_type(rows.task_type).single_label:
         classes = rows.labels.tolist()
     return {"rows": 2 if rows is None else len(rows), "labels": classes}
 

@@ -32,7 +32,7 @@ from distill.objectives.base import Objective, Term, check_choice, check_positiv
 from distill.objectives.critic import ADVERSARIAL_FORMS, Critic
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, Batch, Outputs, of_layers
 from distill.objectives.spec import ObjectiveSpec
-from distill.tasks.types import task_type
+from distill.tasks.types import get_task_type
 
 # The teacher's layers whose states are averaged for each student layer.
 LAYERS: dict[str, Callable[[int, int], tuple[tuple[int, ...], ...]]] = {
@@ -159,12 +159,12 @@ def _predictions(outputs: Outputs, batch: Batch, width: int) -> Tensor:
         ValueError: there is another number of logits.
     """
     logits, mask_BT = outputs.logits, batch["attention_mask"].bool()
-    if task_type(outputs.kind).of_positions:
+    if get_task_type(outputs.task_type).of_positions:
         logits_ND = logits.transpose(1, 2)[mask_BT]
     elif logits.dim() == 2:
         logits_ND = logits[mask_BT.any(dim=1)]
     else:
-        distributions = task_type(outputs.kind).distributions
+        distributions = get_task_type(outputs.task_type).distributions
         assert distributions is not None  # only sentences have numbers
         logits_ND = distributions(logits, batch)
     if logits_ND.shape[-1] != width:

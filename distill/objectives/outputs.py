@@ -26,8 +26,8 @@ class Outputs:
     """Outputs of one batch: B sentences of T tokens, L layers, H heads, width D, C classes.
 
     Attributes:
-        logits: in the shape for the task's kind (`distill.tasks.types`), such as (B, C) for a classification.
-        kind: the kind of the task.
+        logits: in the shape for the task's type (`distill.tasks.types`), such as (B, C) for a classification.
+        task_type: the name of the task's type.
         hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty if not needed. If only some layers
             are needed, the tensors of the others have no elements.
         attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; empty if not needed,
@@ -39,7 +39,7 @@ class Outputs:
     """
 
     logits: Tensor
-    kind: str = CLASSIFICATION
+    task_type: str = CLASSIFICATION
     hidden_states: tuple[Tensor, ...] = ()
     attention_scores: tuple[Tensor, ...] = ()
     relations: tuple[Tensor, ...] = ()
@@ -117,7 +117,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         scores = {layer - 1: dot_products(q, k, heads) for layer, (q, k) in zip(scored, pairs, strict=True)}
     return Outputs(
         logits=task_type.logits(outputs),
-        kind=task_type.name,
+        task_type=task_type.name,
         hidden_states=spread({layer: outputs.hidden_states[layer] for layer in states}, depth + 1),
         attention_scores=spread(scores, depth),
         relations=tuple(relations),

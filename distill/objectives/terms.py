@@ -11,14 +11,14 @@ from torch.nn import functional as F
 from distill.objectives import losses
 from distill.objectives.base import Term, sum_of
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, Batch, Outputs, of_layers
-from distill.tasks.types import task_type
+from distill.tasks.types import get_task_type
 
 
 def labels(weight: float, name: str = "labels") -> Term:
     """The loss with the labels: cross-entropy, or for a regression the mean square error."""
 
     def loss(student: Outputs, _teacher: Any, batch: Batch) -> Tensor:
-        return task_type(student.kind).loss(student.logits, batch, "mean")
+        return get_task_type(student.task_type).loss(student.logits, batch, "mean")
 
     return Term(name, weight, frozenset({LOGITS}), loss)
 
@@ -42,7 +42,7 @@ def soft_labels(
 
     def loss(student: Outputs, teacher: Outputs, batch: Batch) -> Tensor:
         losses.check_logits(student.logits, teacher.logits)
-        distributions = task_type(student.kind).distributions
+        distributions = get_task_type(student.task_type).distributions
         if distributions is None:
             return F.mse_loss(student.logits.float(), teacher.logits.float())
         if every_token:
@@ -64,7 +64,7 @@ def with_answers(term: Term, positions: Callable[[Tensor], Tensor], factor: floa
     """
 
     def loss(student: Outputs, teacher: Any, batch: Batch) -> Tensor:
-        if not task_type(student.kind).of_positions:
+        if not get_task_type(student.task_type).of_positions:
             return term.loss(student, teacher, batch)
         mask_BT = positions(batch["attention_mask"])
         return factor * term.loss(student, teacher, {**batch, "attention_mask": mask_BT})

@@ -28,7 +28,7 @@ class Encoded:
             (N, 2), an answer's first and last token counted from the row's start, both 0 if it is not in the row; or,
             if `places` has the words of tokens, int32 (tokens,), class indices at the first token of each word and
             IGNORED elsewhere.
-        kind: the name of the task type (`distill.tasks.types.TASK_TYPES`).
+        task_type: the name of the task type (`distill.tasks.types.TASK_TYPES`).
         places: what tokens correspond to in the split. For tagged words, int32 (tokens,), the index of the word at its
             first token; for questions, int32 (tokens, 2), the start and end of the token's characters in the context;
             -1 for all other tokens.
@@ -42,7 +42,7 @@ class Encoded:
     token_type_ids: np.ndarray
     offsets: np.ndarray
     labels: np.ndarray | None = None
-    kind: str = "classification"
+    task_type: str = "classification"
     places: np.ndarray | None = None
     sources: np.ndarray | None = None
 
@@ -58,7 +58,7 @@ class Encoded:
             array = getattr(self, name)
             if array is not None and array.shape[:1] != (length,):
                 sizes = f"{rows} rows of {tokens[0]} tokens"
-                raise ValueError(f"Encoded: {sizes} ({self.kind}), but {name} of shape {array.shape}")
+                raise ValueError(f"Encoded: {sizes} ({self.task_type}), but {name} of shape {array.shape}")
 
     @property
     def tagged(self) -> bool:
@@ -90,7 +90,7 @@ def encode_sentences(
     pairs: Sequence[str] | None,
     max_length: int,
     labels: np.ndarray | None = None,
-    kind: str = "classification",
+    task_type: str = "classification",
 ) -> Encoded:
     """Encode sentences, or pairs of sentences, truncated to `max_length` tokens, with a label each."""
     parts = []
@@ -99,7 +99,7 @@ def encode_sentences(
         columns = [list(texts[chunk]), *([] if pairs is None else [list(pairs[chunk])])]
         out = tokenizer(*columns, truncation=True, max_length=max_length, return_attention_mask=False)
         parts.append(flat_rows(out))
-    return Encoded(**joined_rows(parts), labels=labels, kind=kind)
+    return Encoded(**joined_rows(parts), labels=labels, task_type=task_type)
 
 
 def flat_rows(out: Any) -> Arrays:
@@ -130,7 +130,7 @@ def load_encoded(path: Path) -> Encoded:
         # NumPy does not close a damaged file that it was given by name.
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             arrays: Any = {name: file[name] for name in file.files}
-        return Encoded(**{**arrays, "kind": str(arrays["kind"])})
+        return Encoded(**{**arrays, "task_type": str(arrays["task_type"])})
     except (KeyError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: not a readable file of encoded rows ({error})") from error
 
@@ -149,7 +149,7 @@ def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
         array = getattr(encoded, name)
         if array is not None:
             arrays[name] = array[tokens if name in by_token else rows]
-    return Encoded(**arrays, offsets=np.concatenate([[0], ends]).astype(np.int64), kind=encoded.kind)
+    return Encoded(**arrays, offsets=np.concatenate([[0], ends]).astype(np.int64), task_type=encoded.task_type)
 
 
 def batches(encoded: Encoded, batch_size: int, steps: int, seed: int) -> Iterator[np.ndarray]:

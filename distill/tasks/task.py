@@ -11,7 +11,7 @@ import numpy as np
 
 from distill.tasks.metrics import Metric, Rows, Score
 from distill.tasks.splits import S
-from distill.tasks.types import CLASSIFICATION, TaskType, task_type
+from distill.tasks.types import CLASSIFICATION, TaskType, get_task_type
 from foundation.errors import UserError, did_you_mean
 
 
@@ -25,7 +25,7 @@ class Task:
 
     Attributes:
         labels: the name of each class; empty for regressions and question answering.
-        kind: the name of its type in `distill.tasks.types.TASK_TYPES`.
+        task_type: the name of its type in `distill.tasks.types.TASK_TYPES`.
         metrics: any of the type's metrics; the first is the score.
 
     Raises:
@@ -34,7 +34,7 @@ class Task:
 
     name: str
     labels: tuple[str, ...] = ()
-    kind: str = CLASSIFICATION
+    task_type: str = CLASSIFICATION
     metrics: tuple[str, ...] = ("accuracy",)
 
     def __post_init__(self) -> None:
@@ -46,13 +46,13 @@ class Task:
         if self.type.classes and (len(self.labels) < 2 or len(set(self.labels)) != len(self.labels)):
             raise ValueError(f"{where}: needs two or more distinct labels, not {self.labels}")
         if not self.type.classes and self.labels:
-            raise ValueError(f"{where}: the kind {self.kind} has no classes, but there are labels")
+            raise ValueError(f"{where}: {self.task_type} has no classes, but there are labels")
         if not self.metrics:
             raise ValueError(f"{where}: needs a metric: {', '.join(known)}")
         for metric in self.metrics:
             if metric not in known:
                 suggestion = did_you_mean(metric, known)
-                has = f"{self.kind} has {', '.join(known) or 'none'}"
+                has = f"{self.task_type} has {', '.join(known) or 'none'}"
                 raise ValueError(f"{where}: unknown metric {metric!r}{suggestion} ({has})")
             classes = known[metric].classes
             if classes is not None and classes != len(self.labels):
@@ -61,7 +61,7 @@ class Task:
     @property
     def type(self) -> TaskType:
         """The task's type, which defines how its rows are encoded, learned, predicted and scored."""
-        return task_type(self.kind)
+        return get_task_type(self.task_type)
 
     @property
     def score_metric(self) -> Metric:
@@ -114,7 +114,7 @@ class TaskData(Generic[S]):
             rows = getattr(self, name)
             where = f"task {self.task.name!r}, {name}"
             if task_type.split is None or not isinstance(rows, task_type.split):
-                raise ValueError(f"{where}: a {type(rows).__name__} does not hold rows of the kind {self.task.kind}")
+                raise ValueError(f"{where}: a {type(rows).__name__} does not hold rows for {self.task.task_type}")
             if not len(rows):
                 raise ValueError(f"{where}: no rows")
             problem = task_type.problem(rows, self.task.labels) if task_type.problem else ""
@@ -156,10 +156,10 @@ def save_split(split: Any, path: Path) -> None:
     path.write_text(json.dumps(asdict(split)), encoding="utf-8")
 
 
-def load_split(kind: str, path: Path) -> Any:
-    """Read what `save_split` wrote: rows of a task of this kind."""
+def load_split(task_type: str, path: Path) -> Any:
+    """Read what `save_split` wrote: rows of a task of this type."""
     columns = json.loads(path.read_text(encoding="utf-8"))
-    return task_type(kind).split(**{name: _tuples(column) for name, column in columns.items()})
+    return get_task_type(task_type).split(**{name: _tuples(column) for name, column in columns.items()})
 
 
 def _tuples(value: Any) -> Any:

@@ -61,7 +61,7 @@ def save_text(paragraphs: Iterable[str], tokenizer: Any, max_length: int, folder
             end = int(ends[-1])
 
 
-def load_text(folder: Path, kind: str = CLASSIFICATION) -> Encoded:
+def load_text(folder: Path, task_type: str = CLASSIFICATION) -> Encoded:
     """Map the text that `save_text` wrote into memory.
 
     Raises:
@@ -70,7 +70,7 @@ def load_text(folder: Path, kind: str = CLASSIFICATION) -> Encoded:
     try:
         ids = np.memmap(folder / IDS, np.int32, "r")
         offsets = np.memmap(folder / OFFSETS, np.int64, "r")
-        return Encoded(ids, np.broadcast_to(np.int8(0), ids.shape), offsets, kind=kind)
+        return Encoded(ids, np.broadcast_to(np.int8(0), ids.shape), offsets, task_type=task_type)
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: not a readable folder of encoded text ({error})") from error
 

@@ -73,10 +73,12 @@ class EvalSet:
     pad_id: int
 
     def __post_init__(self) -> None:
-        rows, kind = self.encoded, self.task.kind
+        rows, task_type = self.encoded, self.task.task_type
         sources = len(rows) if rows.sources is None else int(rows.sources[-1]) + 1
-        if rows.kind != kind or sources != len(self.split):
-            raise ValueError(f"{sources} encoded rows ({rows.kind}) are not the {len(self.split)} of a split ({kind})")
+        if rows.task_type != task_type or sources != len(self.split):
+            raise ValueError(
+                f"{sources} encoded rows ({rows.task_type}) are not the {len(self.split)} of a split ({task_type})"
+            )
 
     def batches(self) -> Iterator[Batch]:
         return (batch for _, batch in split_batches(self.encoded, self.pad_id))

@@ -34,7 +34,7 @@ TEACHER = "teacher"
 class Examples:
     """What a run trains on and, if that is a task, what it measures on; text without labels has no eval set."""
 
-    kind: str
+    task_type: str
     tokenizer: Any
     train: Encoded
     eval_set: EvalSet | None = None
@@ -47,7 +47,7 @@ class Examples:
     @property
     def headless(self) -> bool:
         """Whether only the encoder is trained: on text without masked words to predict."""
-        return self.eval_set is None and self.kind != MASKED_LM
+        return self.eval_set is None and self.task_type != MASKED_LM
 
     @property
     def longest(self) -> int:
@@ -146,7 +146,7 @@ def _trained(
     recipe = training.recipe
     assert recipe is not None
     if (folder / CONFIG_FILE).exists():
-        model = load_model(str(folder), examples.labels, examples.kind, new_head=examples.headless)
+        model = load_model(str(folder), examples.labels, examples.task_type, new_head=examples.headless)
     else:
         accelerator.wait_for_everyone()  # until all processes have seen the folder as it was
         if accelerator.is_main_process:

@@ -18,7 +18,7 @@ _LAYERS = re.compile(r"(first|uniform):(\d{1,4})")
 
 
 def load_student(
-    spec: str, teacher: PreTrainedModel, tokenizer: Any, labels: Sequence[str], kind: str
+    spec: str, teacher: PreTrainedModel, tokenizer: Any, labels: Sequence[str], task_type: str
 ) -> PreTrainedModel:
     """The student that `spec` names, with a head for the task.
 
@@ -32,7 +32,7 @@ def load_student(
     if match:
         return some_layers(teacher, _chosen_layers(match[1], int(match[2]), teacher.config.num_hidden_layers))
     _check_same_vocabulary(spec, tokenizer)
-    return load_model(spec, labels, kind)
+    return load_model(spec, labels, task_type)
 
 
 def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:

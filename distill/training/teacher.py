@@ -16,7 +16,7 @@ from distill.encoders.family import family_of, supported
 from distill.encoders.verify import verify
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
-from distill.tasks.types import CLASSIFICATION, MASKED_LM, task_type
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, get_task_type
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.recipe import Recipe
@@ -132,9 +132,9 @@ def check_positions(name: str, config: Any, longest: int, setting: str) -> None:
 
 
 def load_model(
-    source: str, labels: Sequence[str], kind: str = CLASSIFICATION, *, new_head: bool = True
+    source: str, labels: Sequence[str], task_type: str = CLASSIFICATION, *, new_head: bool = True
 ) -> PreTrainedModel:
-    """Load a checkpoint with a head for this kind of task and, for a classification, these classes.
+    """Load a checkpoint with a head for this task type and, for a classification, these classes.
 
     The head is newly initialized unless the checkpoint has one of the same size; with `new_head=False` that is an
     error.
@@ -144,9 +144,9 @@ def load_model(
     """
     config = load_config(source, students=True)
     stored_labels, stored_classes = labels_of(config), config.num_labels
-    set_head(config, labels, kind)
+    set_head(config, labels, task_type)
     try:
-        model, loading_info = load_weights(task_type(kind).model, locate(source), config)
+        model, loading_info = load_weights(get_task_type(task_type).model, locate(source), config)
     except WeightsError as error:
         raise TeacherError(f"the model {source!r} has no readable weights: {error}") from None
     mismatched = [name for name, *_ in loading_info["mismatched_keys"]]
@@ -155,7 +155,7 @@ def load_model(
     if new_head:
         return model
     new = {*loading_info["missing_keys"], *mismatched}
-    head = task_type(kind)
+    head = get_task_type(task_type)
     has_such_head = any(name.endswith(head.suffix) for name in config.architectures or ())
     if has_such_head and head.classes and mismatched and stored_classes != len(labels):
         names = f" ({', '.join(stored_labels)})" if stored_labels else ""
@@ -164,7 +164,7 @@ def load_model(
             f"{', '.join(labels)}"
         )
     if new:  # the head, or the pooler before it
-        if kind == MASKED_LM:
+        if task_type == MASKED_LM:
             raise TeacherError(
                 f"the model {source!r} has no trained head for this task, to predict masked words: choose a "
                 "pre-trained encoder that has kept it, such as bert-base-uncased"
@@ -184,9 +184,9 @@ def labels_of(config: Any) -> tuple[str, ...]:
     return () if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else names
 
 
-def set_head(config: Any, labels: Sequence[str], kind: str) -> None:
-    """Set the configuration's labels and problem type for a head of this kind."""
-    head = task_type(kind)
+def set_head(config: Any, labels: Sequence[str], task_type: str) -> None:
+    """Set the configuration's labels and problem type for a head of this type."""
+    head = get_task_type(task_type)
     if head.classes:
         config.num_labels = len(labels)
         config.id2label = dict(enumerate(labels))
@@ -211,7 +211,7 @@ def finetune(
     recipe: Recipe,
     *,
     accelerator: Accelerator,
-    kind: str = CLASSIFICATION,
+    task_type: str = CLASSIFICATION,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
     checkpoint: Checkpoint | None = None,
@@ -222,7 +222,7 @@ def finetune(
     Arguments and errors are as in `distill.training.loop.train`; `score` evaluates the model that it is given.
     """
     torch.manual_seed(seed)
-    model = load_model(source, labels, kind)
+    model = load_model(source, labels, task_type)
     train(
         model,
         batches,

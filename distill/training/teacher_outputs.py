@@ -47,15 +47,15 @@ def save_outputs(teacher: LiveTeacher, batches: Iterable[Batch], folder: Path) -
     folder.mkdir()
     pending: dict[str, torch.Tensor] = {}
     first = step = 0
-    kind = CLASSIFICATION
+    task_type = CLASSIFICATION
 
     def write() -> None:
-        save_file(pending, folder / f"{first:09}.safetensors", metadata={"kind": kind})
+        save_file(pending, folder / f"{first:09}.safetensors", metadata={"task_type": task_type})
         pending.clear()
 
     for step, batch in enumerate(batches):
         outputs = teacher(step, {name: tensor.to(teacher.accelerator.device) for name, tensor in batch.items()})
-        kind = outputs.kind
+        task_type = outputs.task_type
         named = {"logits": outputs.logits} | {
             f"{name}.{i}": tensor for name in SAVED for i, tensor in enumerate(getattr(outputs, name)) if tensor.numel()
         }
@@ -94,7 +94,7 @@ class SavedTeacher:
             for part, (names, first) in enumerate(zip(self.names, self.firsts, strict=True))
             for name in SAVED
         }
-        self.kind = (self.files[0].metadata() or {}).get("kind", CLASSIFICATION) if paths else CLASSIFICATION
+        self.task_type = (self.files[0].metadata() or {}).get("task_type", CLASSIFICATION) if paths else CLASSIFICATION
 
     def __call__(self, step: int, batch: Batch) -> Outputs:
         part = bisect.bisect_right(self.firsts, step) - 1
@@ -107,7 +107,7 @@ class SavedTeacher:
                 f"saved outputs of batch {step} are for {len(logits)} sentences, not {len(batch['input_ids'])}"
             )
         others: dict[str, Any] = {name: self._tensors(part, step, name, device) for name in SAVED}
-        return Outputs(logits, self.kind, **others)
+        return Outputs(logits, self.task_type, **others)
 
     def _tensors(self, part: int, step: int, name: str, device: torch.device) -> tuple[torch.Tensor, ...]:
         layers = self.layers.get((part, name), [])

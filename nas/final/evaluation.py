@@ -62,7 +62,7 @@ def evaluate_checkpoint(
             progress.update(f"{name}: evaluating", None)
             data = read(config.model_copy(update={"tasks": (name,)}), corpus)
             task, folder = data.task, str(folder_of(checkpoint, name))
-            model = load_model(folder, task.labels, task.kind, new_head=False)
+            model = load_model(folder, task.labels, task.task_type, new_head=False)
             tokenizer = load_tokenizer(folder)
             check_vocabulary(folder, model.config, tokenizer)
             dev = encoded_split(config, task, data.dev, tokenizer, model, folder)
@@ -95,7 +95,7 @@ def encoded_split(
         UserError: they are too few, or the model has fewer positions.
     """
     try:
-        encoded = encode(tokenizer, split, config.max_length, kind=task.kind)
+        encoded = encode(tokenizer, split, config.max_length, task_type=task.task_type)
     except ValueError as error:
         raise ConfigError(f"max_length: {error}") from None
     longest = int(encoded.lengths.max(initial=0))

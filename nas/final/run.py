@@ -16,7 +16,7 @@ from distill.cli import DONE, is_first_process
 from distill.command.report import show_measurements, write_metrics
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.encoding import collate
-from distill.tasks.types import task_type
+from distill.tasks.types import get_task_type
 from distill.training.evaluation import EvalSet
 from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
 from distill.training.measure import environment, measure, scores
@@ -98,7 +98,7 @@ def run(final: FinalRun) -> int:
         architecture = final.architecture.transferred(base) if final.transfer else final.architecture
         check_architecture(architecture, base, final.config)
         workspace = prepare(final.config, final.device, progress.update, outputs=False, texts=("warmup", *FINAL))
-        check_head(architecture, workspace.folders.task.kind)
+        check_head(architecture, workspace.folders.task.task_type)
         evaluator = TrainedEvaluator(workspace, final.device)
         if is_first_process():
             write_text(final.state / "training.json", final.identity())
@@ -168,7 +168,7 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
 
 def check_head(architecture: Architecture, name: str) -> None:
     """Raise ConfigError if the architecture has experts in its head and heads of this task type cannot have any."""
-    if architecture.head.experts > 1 and not task_type(name).head.pooled:
+    if architecture.head.experts > 1 and not get_task_type(name).head.pooled:
         raise ConfigError(f"the architecture has experts in its head, which a model for {name} cannot have")
 
 

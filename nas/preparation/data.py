@@ -16,7 +16,7 @@ from distill.tasks.readers.tables import table_task
 from distill.tasks.splits import AnySplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
-from distill.tasks.types import CLASSIFICATION, REGRESSION, TaskType, encode, task_type
+from distill.tasks.types import CLASSIFICATION, REGRESSION, TaskType, encode, get_task_type
 from foundation.files import fingerprint
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
@@ -38,7 +38,7 @@ class TaskFolders:
 
     @property
     def task(self) -> Task:
-        """The task: its name, labels, kind and metrics."""
+        """The task: its name, labels, type and metrics."""
         return stored_task(self.data)
 
     def rows(self, name: str) -> Encoded:
@@ -51,13 +51,13 @@ class TaskFolders:
 
     def split(self, name: str) -> AnySplit:
         """The split "search" or "dev" before encoding, as metrics need it."""
-        return load_split(self.task.kind, self.data / f"{name}.json")
+        return load_split(self.task.task_type, self.data / f"{name}.json")
 
 
 def stored_task(folder: Path) -> Task:
     """The task whose data is in this folder."""
     fields = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    return Task(fields["name"], tuple(fields["labels"]), fields["kind"], tuple(fields["metrics"]))
+    return Task(fields["name"], tuple(fields["labels"]), fields["task_type"], tuple(fields["metrics"]))
 
 
 def check_tasks(config: StudyConfig) -> None:
@@ -99,7 +99,7 @@ def check_tasks(config: StudyConfig) -> None:
 def task_type_of(config: StudyConfig, task: str) -> TaskType:
     """The type of one of the study's tasks."""
     rows = config.rows.get(task)
-    return task_type(reader_of(task).kind(task) if rows is None else type_of_rows(rows))
+    return get_task_type(reader_of(task).task_type(task) if rows is None else type_of_rows(rows))
 
 
 def type_of_rows(rows: RowsTable) -> str:
@@ -129,7 +129,7 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
         if name in config.rows:
             rows = config.rows[name]
             files = Path(rows.train), Path(rows.dev)
-            return table_task(*files, text=rows.text, label=rows.label, pair=rows.pair, kind=type_of_rows(rows))
+            return table_task(*files, text=rows.text, label=rows.label, pair=rows.pair, task_type=type_of_rows(rows))
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
@@ -170,7 +170,9 @@ def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], fol
     folder.mkdir()
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         try:
-            save_encoded(encode(tokenizer, rows, config.max_length, kind=data.task.kind), folder / f"{name}.npz")
+            save_encoded(
+                encode(tokenizer, rows, config.max_length, task_type=data.task.task_type), folder / f"{name}.npz"
+            )
         except ValueError as error:
             raise ConfigError(f"max_length: {error}") from None
         if name in ("search", "dev"):

@@ -239,7 +239,7 @@ def new_supernet(context: PreparationContext, folders: TaskFolders, base: Base) 
     if not isinstance(config.base, str):
         return build(largest(config), task.type, template=AutoConfig.from_pretrained(folders.teacher))
     source = str(folders.teacher) if config.base == "teacher" else config.base
-    model = load_model(source, task.labels, task.kind)
+    model = load_model(source, task.labels, task.task_type)
     batches = context.batches(folders.rows("train"), config.warmup.batch_size, STATISTICS_BATCHES, config.seed)
     statistics = layer_output_statistics(model, list(batches))
     return from_teacher(model.eval(), max(config.space.stacks), statistics, base.mismatch)

@@ -86,7 +86,7 @@ def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Pat
             recipe,
             accelerator=context.accelerator,
             score=score,
-            kind=task.kind,
+            task_type=task.task_type,
             seed=config.seed,
             after_step=lambda step, loss: context.on_progress("teacher: fine-tuning", step / recipe.steps),
             checkpoint=Checkpoint(state / "fine-tuning.pt"),

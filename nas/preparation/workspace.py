@@ -203,4 +203,4 @@ def projections(supernet: Path) -> dict[str, Tensor]:
 def load_teacher(config: StudyConfig, folders: TaskFolders, raw: bool = False) -> PreTrainedModel:
     """The teacher that is fine-tuned on the task of these folders, or the raw one, whose head is untrained."""
     task = folders.task
-    return load_model(config.teacher if raw else str(folders.teacher), task.labels, task.kind)
+    return load_model(config.teacher if raw else str(folders.teacher), task.labels, task.task_type)

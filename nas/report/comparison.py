@@ -176,7 +176,7 @@ def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) ->
             if split != dev.split:
                 raise UserError(f"{item.name} and {name} cannot be compared: their dev splits have different rows")
         splits[item.name] = dev.split
-        model = load_model(str(item.checkpoint), dev.task.labels, dev.task.kind, new_head=False)
+        model = load_model(str(item.checkpoint), dev.task.labels, dev.task.task_type, new_head=False)
         contributions = dev.contributions(model, context.accelerator, first)
         result.append(replace(item, rows={0: contributions[dev.task.metrics[0]]}))
     return result

@@ -82,7 +82,7 @@ def computed(checkpoint: Path) -> tuple[list[str], dict[str, Computed]]:
     number = fits.argmax() if fits.any() else examples.lengths.argmin()
     batch = collate(examples, np.array([number]), context.tokenizer.pad_token_id)
     sources = {"teacher": context.teacher, "student": checkpoint}
-    models = {name: load_model(str(source), task.labels, task.kind).eval() for name, source in sources.items()}
+    models = {name: load_model(str(source), task.labels, task.task_type).eval() for name, source in sources.items()}
     tokens = context.tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
     return tokens, {name: of_model(model, batch) for name, model in models.items()}
 

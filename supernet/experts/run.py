@@ -40,8 +40,8 @@ def split(options: argparse.Namespace) -> int:
     assert examples.eval_set is not None
     if options.head_experts > 1 and not examples.eval_set.task.type.head.pooled:
         raise ExpertsError(
-            f"--head-experts {options.head_experts}: heads for {examples.kind} predict from single tokens; only those "
-            "that predict from whole sentences can have experts"
+            f"--head-experts {options.head_experts}: heads for {examples.task_type} predict from single tokens; only "
+            "those that predict from whole sentences can have experts"
         )
     copy = options.split == "copy"
     names = ("width", "routing", "top_k", "capacity", "attention_experts", "head_experts", "gate_scale")
@@ -62,12 +62,12 @@ def split(options: argparse.Namespace) -> int:
             set_dropout(model, options.dropout)
         return model
 
-    labels, kind = examples.labels, examples.kind
+    labels, task_type = examples.labels, examples.task_type
     settings = {name: getattr(options, name) for name in ("distill", "layers", "balance", "paper_compatible")}
     recipe = recipe_of(options, len(examples.train))
     models = {
         TEACHER: Training(
-            make=lambda _: load_model(options.checkpoint, labels, kind, new_head=False).eval(), architecture=dense
+            make=lambda _: load_model(options.checkpoint, labels, task_type, new_head=False).eval(), architecture=dense
         ),
         MIXTURE: Training(make=make, recipe=recipe, objective="moebert", settings=settings, architecture=architecture),
     }
@@ -89,7 +89,7 @@ def prune(options: argparse.Namespace) -> int:
             f"{folder} has no {ARCHITECTURE_FILE}: --drop and --fuse need a mixture that this command has written"
         )
     architecture = Architecture.load(folder / ARCHITECTURE_FILE)
-    model = load_model(options.checkpoint, examples.labels, examples.kind, new_head=False).eval()
+    model = load_model(options.checkpoint, examples.labels, examples.task_type, new_head=False).eval()
     loads = expert_load(model, examples.eval_set.batches(), accelerator=accelerator)
     name, threshold = ("fused", options.fuse) if options.fuse is not None else ("dropped", options.drop)
     try:

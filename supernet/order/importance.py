@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from distill.encoders.family import CHANNELS, HEADS, family_of, family_of_weights
 from distill.encoders.parts import encoder_layers, part, selected
 from distill.objectives.outputs import LOGITS, Batch, run
-from distill.tasks.types import task_type
+from distill.tasks.types import get_task_type
 from search_spaces.graph import FFNGraph
 from supernet.order.gradients import INPUT, OUTPUT, Loss, gradients
 
@@ -144,4 +144,4 @@ def allocate_by_importance(importance: list[Tensor], total: int, least: int = 1)
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The loss with a task's labels, summed over the predictions of a batch (training uses the mean)."""
     outputs = run(model, batch, frozenset({LOGITS}))
-    return task_type(outputs.kind).loss(outputs.logits, batch, "sum")
+    return get_task_type(outputs.task_type).loss(outputs.logits, batch, "sum")

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from distill.encoders.parts import encoder_layers
 from distill.objectives.outputs import LOGITS, Batch, run
-from distill.tasks.types import task_type
+from distill.tasks.types import get_task_type
 from foundation.errors import UserError
 from supernet.order.gradients import INPUT, OUTPUT, Loss, gradients
 
@@ -128,7 +128,7 @@ def sampled_loss(seed: int) -> Loss:
         outputs = run(model, batch, frozenset({LOGITS}))
         if not bool(torch.isfinite(outputs.logits).all()):
             raise MomentsError("the model's logits are not finite")
-        distributions = task_type(outputs.kind).distributions
+        distributions = get_task_type(outputs.task_type).distributions
         if distributions is None:
             noise = torch.randn(outputs.logits.shape, generator=generator).to(outputs.logits)
             return (outputs.logits * noise).sum()

@@ -18,7 +18,7 @@ from distill.tasks.types import (
     REGRESSION,
     TASK_TYPES,
     TOKEN_CLASSIFICATION,
-    task_type,
+    get_task_type,
 )
 from distill.training.recipe import Recipe
 from distill.training.teacher import set_head
@@ -102,7 +102,7 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
     set_head(like, [f"{number}" for number in range(labels)], first)
     model = shaken(build(LARGEST, TASK_TYPES[first], labels, like))
     heads = {task: shaken(nn.Linear(BASE.width, size), seed=size) for task, (_, size) in kinds.items()}
-    problem_types = {task: task_type(kind).problem_type for task, (kind, _) in kinds.items()}
+    problem_types = {task: get_task_type(kind).problem_type for task, (kind, _) in kinds.items()}
     shared = OneShotSupernet(model, heads, problem_types=problem_types).eval()  # type: ignore[arg-type]
     place = output_layer(model)
     weights = {name: value for name, value in model.state_dict().items() if not name.startswith(place)}
@@ -117,7 +117,7 @@ def test_heads_of_every_kind(kinds: dict[str, tuple[str, int]], architecture: Ar
         shared.activate(architecture, task)
         with torch.no_grad():
             actual, expected = run(shared, batch(), needs), run(alone, batch(), needs)
-        assert actual.kind == expected.kind == kind
+        assert actual.task_type == expected.task_type == kind
         for name in ("hidden_states", "attention_scores", "relations"):
             for ours, theirs in zip(getattr(actual, name), getattr(expected, name), strict=True):
                 torch.testing.assert_close(ours, theirs)

@@ -22,8 +22,8 @@ class Reader(Protocol):
         """The names of the tasks that it can read."""
         ...
 
-    def kind(self, name: str) -> str:
-        """The kind of a task, the name of its type in `distill.tasks.types.TASK_TYPES`, before its rows are read."""
+    def task_type(self, name: str) -> str:
+        """The name of a task's type in `distill.tasks.types.TASK_TYPES`, before its rows are read."""
         ...
 
     def load(self, name: str, data: Path | None = None) -> TaskData[Any]:

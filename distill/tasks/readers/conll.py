@@ -60,8 +60,8 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
     return TaskData(task, train, search, dev)
 
 
-def kind(name: str) -> str:
-    """See `Reader.kind`."""
+def task_type(name: str) -> str:
+    """See `Reader.task_type`."""
     return TOKEN_CLASSIFICATION
 
 

@@ -45,8 +45,8 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
     return demo_task(name, embedded_corpus())
 
 
-def kind(name: str) -> str:
-    """See `Reader.kind`."""
+def task_type(name: str) -> str:
+    """See `Reader.task_type`."""
     return CLASSIFICATION
 
 

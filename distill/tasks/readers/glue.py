@@ -129,9 +129,9 @@ def trained_on(name: str) -> str:
     return {"mnli_mismatched": "mnli"}.get(name, name)
 
 
-def kind(name: str) -> str:
-    """See `Reader.kind`."""
-    return TASKS[name].task.kind
+def task_type(name: str) -> str:
+    """See `Reader.task_type`."""
+    return TASKS[name].task.task_type
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
@@ -232,7 +232,7 @@ def _split(source: Source, where: str, rows: Iterable[Row], classes: Mapping[str
 
 
 def _label(source: Source, place: str, label: str, classes: Mapping[str, int]) -> float:
-    if source.task.kind == REGRESSION:
+    if source.task.task_type == REGRESSION:
         value = finite(label)
         if value is None:
             raise TaskError(f"{place}: the label {shortened(label)} is not a finite number")

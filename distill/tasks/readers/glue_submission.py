@@ -61,7 +61,7 @@ def write_submission(name: str, indices: Sequence[str], predictions: Sequence[An
             others; numbers are cut to the range of STS-B, 0 to 5.
     """
     source, (file, _, _) = TASKS[name], SUBMISSIONS[name]
-    if source.task.kind == REGRESSION:
+    if source.task.task_type == REGRESSION:
         values = [f"{min(5.0, max(0.0, float(value))):.3f}" for value in predictions]
     elif source.numbers:
         values = [str(int(value)) for value in predictions]

@@ -42,8 +42,8 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
     return TaskData(Task(name, (), QUESTION_ANSWERING, ("f1", "exact_match")), train, search, splits[1])
 
 
-def kind(name: str) -> str:
-    """See `Reader.kind`."""
+def task_type(name: str) -> str:
+    """See `Reader.task_type`."""
     return QUESTION_ANSWERING
 
 

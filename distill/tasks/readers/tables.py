@@ -28,27 +28,27 @@ def table_task(
     label: str,
     pair: str | None = None,
     labels: tuple[str, ...] | None = None,
-    kind: str = CLASSIFICATION,
+    task_type: str = CLASSIFICATION,
     metrics: tuple[str, ...] | None = None,
 ) -> TaskData[Split]:
     """Load a task from a user's own files. Its name is that of the column `label`.
 
     Args:
-        text, pair, label, labels, kind: as `read_rows`; the classes are those of the training file.
+        text, pair, label, labels, task_type: as `read_rows`; the classes are those of the training file.
         metrics: by default accuracy, or for a regression Spearman's and Pearson's correlations.
 
     Raises:
-        TableError: as `read_rows`; or train and dev are the same file, or the kind has no such metric.
+        TableError: as `read_rows`; or train and dev are the same file, or the task type has no such metric.
     """
     if train.exists() and dev.exists() and train.samefile(dev):
         raise TableError(f"{dev}: this is the file of the training rows; scores are measured on others")
-    regression = kind == REGRESSION
-    rows, classes = read_rows(train, text, label, pair, labels, kind)
+    regression = task_type == REGRESSION
+    rows, classes = read_rows(train, text, label, pair, labels, task_type)
     try:
-        task = Task(label, classes, kind, metrics or (("spearmanr", "pearson") if regression else ("accuracy",)))
+        task = Task(label, classes, task_type, metrics or (("spearmanr", "pearson") if regression else ("accuracy",)))
     except ValueError as error:
         raise TableError(str(error)) from None
-    dev_rows, _ = read_rows(dev, text, label, pair, classes or None, kind)
+    dev_rows, _ = read_rows(dev, text, label, pair, classes or None, task_type)
     kept, search = hold_out(rows)
     return TaskData(task, kept, search, dev_rows)
 
@@ -59,7 +59,7 @@ def read_rows(
     label: str,
     pair: str | None = None,
     labels: tuple[str, ...] | None = None,
-    kind: str = CLASSIFICATION,
+    task_type: str = CLASSIFICATION,
 ) -> tuple[Split, tuple[str, ...]]:
     """Read the rows of a file; returns them with the names of the classes, which are empty for a regression.
 
@@ -68,14 +68,14 @@ def read_rows(
     Args:
         text, pair, label: columns: the (first) sentence, the second one, the class or number.
         labels: the names of the classes if they are known; by default those that occur, sorted.
-        kind: "classification" or "regression".
+        task_type: "classification" or "regression".
 
     Raises:
         TableError: there is no such file or column; the file has another format or no rows; a cell is empty or not
             text; a class is unknown; a label of a regression is not a number; or all rows have the same label.
     """
-    if kind not in (CLASSIFICATION, REGRESSION):
-        raise TableError(f"the rows of a table are for {CLASSIFICATION} or {REGRESSION}, not {kind!r}")
+    if task_type not in (CLASSIFICATION, REGRESSION):
+        raise TableError(f"the rows of a table are for {CLASSIFICATION} or {REGRESSION}, not {task_type!r}")
     columns = [text, label, *([pair] if pair else [])]
     twice = next((column for column in columns if columns.count(column) > 1), None)
     if twice is not None:
@@ -86,7 +86,7 @@ def read_rows(
     if not values[text]:
         raise TableError(f"{path}: no rows")
     texts, pairs = tuple(values[text]), tuple(values[pair]) if pair else None
-    if kind == REGRESSION:
+    if task_type == REGRESSION:
         numbers = tuple(_number(path, row, cell) for row, cell in enumerate(values[label], 1))
         if len(set(numbers)) < 2:
             raise TableError(f"{path}: the column {label!r} has only one value, {numbers[0]}")

@@ -18,8 +18,8 @@ __all__ = [
     "TOKEN_CLASSIFICATION",
     "TaskType",
     "encode",
+    "get_task_type",
     "predicts_numbers",
-    "task_type",
     "task_type_of",
 ]
 
@@ -41,17 +41,16 @@ TASK_TYPES: dict[str, TaskType] = {
 }
 
 
-def task_type(kind: str) -> TaskType:
+def get_task_type(task_type: str) -> TaskType:
     """The task type of this name.
 
     Raises:
         ValueError: there is none.
     """
-    if kind not in TASK_TYPES:
-        raise ValueError(
-            f"unknown task type {kind!r}{did_you_mean(kind, TASK_TYPES)} (task types: {', '.join(TASK_TYPES)})"
-        )
-    return TASK_TYPES[kind]
+    if task_type not in TASK_TYPES:
+        suggestion = did_you_mean(task_type, TASK_TYPES)
+        raise ValueError(f"unknown task type {task_type!r}{suggestion} (task types: {', '.join(TASK_TYPES)})")
+    return TASK_TYPES[task_type]
 
 
 def task_type_of(model: Any) -> TaskType | None:
@@ -74,7 +73,7 @@ def encode(
     max_length: int = 64,
     stride: int | None = None,
     *,
-    kind: str,
+    task_type: str,
 ) -> Encoded:
     """Tokenize a split.
 
@@ -85,16 +84,16 @@ def encode(
         tokenizer: a fast Hugging Face tokenizer.
         stride: number of tokens of the context that consecutive windows have in common; by default a third of
             `max_length`, which is the usual 128 for 384.
-        kind: the name of the split's task type.
+        task_type: the name of the split's task type.
 
     Raises:
-        ValueError: there are no rows, rows of another kind, or a `max_length` or `stride` that leaves no room for text.
+        ValueError: there are no rows, rows of another task type, or no room for text in `max_length` and `stride`.
     """
     if not len(rows):
         raise ValueError("nothing to encode: no rows")
-    chosen = task_type(kind)
+    chosen = get_task_type(task_type)
     if chosen.encode is None or not isinstance(rows, chosen.split):
-        raise ValueError(f"a {type(rows).__name__} does not hold rows of the kind {kind}")
+        raise ValueError(f"a {type(rows).__name__} does not hold rows for {task_type}")
     if max_length <= tokenizer.num_special_tokens_to_add(pair=rows.paired):
         raise ValueError(f"max_length = {max_length}: no room for text besides the special tokens")
     encoded: Encoded = chosen.encode(tokenizer, rows, max_length, max_length // 3 if stride is None else stride)

@@ -55,7 +55,7 @@ def encode(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -
             labels.append(_answer_tokens(places_T2, split.answers[source]))
         arrays = {"places": np.concatenate(places), "labels": np.array(labels, np.int32), "sources": sources}
         parts.append(flat_rows(out) | arrays)
-    return Encoded(**joined_rows(parts), kind=NAME)
+    return Encoded(**joined_rows(parts), task_type=NAME)
 
 
 def _shortened(tokenizer: Any, questions: Sequence[str], most: int) -> list[str]:

@@ -29,7 +29,7 @@ def encode(tokenizer: Any, split: TaggedSplit, max_length: int, stride: int) -> 
             tags = np.array(split.tags[start + row], np.int32)
             labels.append(np.where(word_T >= 0, tags[word_T], np.int32(IGNORED)))
         parts.append(flat_rows(out) | {"places": np.concatenate(places), "labels": np.concatenate(labels)})
-    return Encoded(**joined_rows(parts), kind=NAME)
+    return Encoded(**joined_rows(parts), task_type=NAME)
 
 
 def predict(rows: Encoded, logits: Sequence[np.ndarray], split: TaggedSplit, labels: Sequence[str]) -> list[np.ndarray]:

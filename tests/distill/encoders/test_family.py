@@ -57,9 +57,9 @@ def test_renamed_weights_compute_the_same(cls: type, attention: str) -> None:
     for name, real in places.items():
         pairs = list(zip(getattr(mine, name), getattr(theirs, name), strict=True))
         assert pairs and all(torch.equal(one[real], other[real]) for one, other in pairs)
-    assert mine.kind == theirs.kind
+    assert mine.task_type == theirs.task_type
     real = {2: slice(None), 3: real_BT}[mine.logits.dim()]
-    if mine.kind == QUESTION_ANSWERING:
+    if mine.task_type == QUESTION_ANSWERING:
         real = real_BT[:, None].expand(-1, 2, -1)
     assert torch.equal(mine.logits[real], theirs.logits[real])
     for one in both:

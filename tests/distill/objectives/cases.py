@@ -121,9 +121,9 @@ def distributions(given: Case, every_token: bool = False) -> tuple[list[Any], li
     """The student's and the teacher's logits of every choice, without what is no choice, and the labels' indices."""
     places: list[Any] = [(row,) for row in range(len(given.lengths))]
     labels = given.batch.get("labels")
-    if given.student.kind == QUESTION_ANSWERING:
+    if given.student.task_type == QUESTION_ANSWERING:
         places = [(row, end, slice(0, length)) for row, length in enumerate(given.lengths) for end in (0, 1)]
-    elif given.student.kind != CLASSIFICATION:
+    elif given.student.task_type != CLASSIFICATION:
         places = references.tokens(given.lengths)
         if labels is not None and not every_token:
             places = [place for place in places if labels[place] != IGNORED]
@@ -133,7 +133,7 @@ def distributions(given: Case, every_token: bool = False) -> tuple[list[Any], li
 
 def hard(given: Case) -> float:
     """The loss with the labels."""
-    if given.student.kind == REGRESSION:
+    if given.student.task_type == REGRESSION:
         return references.square(array(given.student.logits)[:, 0], array(given.batch["labels"]))
     student, _, labels = distributions(given)
     return references.cross_entropy(student, labels)
@@ -141,7 +141,7 @@ def hard(given: Case) -> float:
 
 def soft(given: Case, name: str, *settings: Any, every_token: bool = False) -> float:
     """The loss of this name in the references with the teacher's predictions; of a regression the square error."""
-    if given.student.kind == REGRESSION:
+    if given.student.task_type == REGRESSION:
         return references.square(array(given.student.logits)[:, 0], array(given.teacher.logits)[:, 0])
     student, teacher, _ = distributions(given, every_token)
     return getattr(references, name)(student, teacher, *settings)

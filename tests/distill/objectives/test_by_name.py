@@ -85,7 +85,7 @@ def test_balance(name: str) -> None:
         losses.append(goal(*outputs, given))
     balance = next(term for term in objective.terms if term.name == "balance")
     torch.testing.assert_close(losses[0], losses[1] + 0.5 * balance.loss(outputs[0], None, given))
-    plain = Outputs(outputs[0].logits, outputs[0].kind)
+    plain = Outputs(outputs[0].logits, outputs[0].task_type)
     assert balance.loss(plain, None, given) == 0
 
 

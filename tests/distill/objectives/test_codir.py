@@ -12,7 +12,7 @@ from distill.objectives import Objective, codir
 from distill.objectives.codir import CODIR, Bank
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, of_layers
 from distill.tasks.encoding import Encoded
-from distill.tasks.types import CLASSIFICATION, TASK_TYPES, task_type
+from distill.tasks.types import CLASSIFICATION, TASK_TYPES, get_task_type
 from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, reached, soft
 
@@ -155,9 +155,9 @@ def test_a_batch_without_rows() -> None:
 @pytest.mark.parametrize("name", ["single_label_classification", "multi_label_classification"])
 def test_negatives_of_an_added_type(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have another class where each sentence has one class."""
-    monkeypatch.setitem(TASK_TYPES, "added", replace(task_type(CLASSIFICATION), name="added", problem_type=name))
+    monkeypatch.setitem(TASK_TYPES, "added", replace(get_task_type(CLASSIFICATION), name="added", problem_type=name))
     one = np.ones(4, np.int32)
-    rows = Encoded(one, one, np.arange(5), np.array([0, 1, 1, 0]), kind="added")
+    rows = Encoded(one, one, np.arange(5), np.array([0, 1, 1, 0]), task_type="added")
     assert CODIR.row_arguments is not None
     single = name.startswith("single")
     assert CODIR.row_arguments(rows) == {"rows": 4, "labels": [0, 1, 1, 0] if single else None}

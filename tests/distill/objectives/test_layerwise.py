@@ -13,7 +13,7 @@ from torch import nn
 
 from distill.objectives import efficientbert, tinybert
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, of_layers
-from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TASK_TYPES, task_type
+from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TASK_TYPES, get_task_type
 from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
 
@@ -156,6 +156,6 @@ def test_an_added_type_that_predicts_numbers(monkeypatch: pytest.MonkeyPatch) ->
     student, teacher = case(QUESTION_ANSWERING).configs
     student.problem_type = "ratings"
     assert tinybert(student, teacher, phase="prediction").teacher_needs
-    ratings = replace(task_type(REGRESSION), name="ratings", problem_type="ratings")
+    ratings = replace(get_task_type(REGRESSION), name="ratings", problem_type="ratings")
     monkeypatch.setitem(TASK_TYPES, "ratings", ratings)
     assert not tinybert(student, teacher, phase="prediction").teacher_needs

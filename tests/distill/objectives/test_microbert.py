@@ -114,9 +114,9 @@ def predictions(given: Case) -> tuple[np.ndarray, np.ndarray]:
     """The logits that a critic reads, one row for each sentence, labelled token or token of an answer's text."""
     student, teacher = (array(side.logits) for side in given.given[:2])
     places = references.tokens(given.lengths)
-    if given.student.kind == QUESTION_ANSWERING:
+    if given.student.task_type == QUESTION_ANSWERING:
         rows = [(row, slice(None), token) for row, token in places]
-    elif given.student.kind in (CLASSIFICATION, REGRESSION):
+    elif given.student.task_type in (CLASSIFICATION, REGRESSION):
         rows = [(row,) for row in range(len(given.lengths))]
     else:
         rows = [place for place in places if given.batch["labels"][place] != IGNORED]

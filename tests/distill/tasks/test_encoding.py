@@ -53,7 +53,7 @@ def rows_of(lengths: list[int], labels: bool = True) -> Encoded:
 
 @pytest.mark.parametrize("pairs", [None, PAIRS])
 def test_encoding_equals_the_tokenizer_s_own_padded_batch(tokenizer: BertTokenizerFast, pairs) -> None:  # type: ignore[no-untyped-def]
-    encoded = encode(tokenizer, Split(TEXTS, pairs, (0, 1, 1, 0)), max_length=9, kind=CLASSIFICATION)
+    encoded = encode(tokenizer, Split(TEXTS, pairs, (0, 1, 1, 0)), max_length=9, task_type=CLASSIFICATION)
     second = [] if pairs is None else [list(pairs)]
     expected = tokenizer(list(TEXTS), *second, truncation=True, max_length=9, padding="longest", return_tensors="pt")
     batch = collate(encoded, np.arange(4), tokenizer.pad_token_id)
@@ -85,8 +85,8 @@ def test_collate_pads_to_the_longest_row_of_the_batch() -> None:
 
 
 def test_numbers_are_labels_of_a_regression(tokenizer: BertTokenizerFast) -> None:
-    encoded = encode(tokenizer, Split(TEXTS, PAIRS, (0.5, 4.0, 2.25, 5.0)), kind=REGRESSION)
-    assert encoded.kind == REGRESSION
+    encoded = encode(tokenizer, Split(TEXTS, PAIRS, (0.5, 4.0, 2.25, 5.0)), task_type=REGRESSION)
+    assert encoded.task_type == REGRESSION
     labels = collate(encoded, np.array([3, 0]), 0)["labels"]
     assert labels.dtype == torch.float32 and labels.tolist() == [5.0, 0.5]
 
@@ -97,9 +97,9 @@ WORDS = (("door", "window", "\u200d", "opens"), ("the",), ("door", "again", "doo
 def test_tags_stand_at_the_first_piece_of_each_word(tokenizer: BertTokenizerFast) -> None:
     """The joiner has no piece, `window` two, and of the last sentence two words are cut off."""
     split = TaggedSplit(WORDS, ((1, 2, 3, 0), (4,), (1, 2, 3, 0, 1)))
-    encoded = encode(tokenizer, split, max_length=5, kind=TOKEN_CLASSIFICATION)
-    assert encoded.kind == TOKEN_CLASSIFICATION
-    batch = collate(encode(tokenizer, split, max_length=9, kind=TOKEN_CLASSIFICATION), np.array([1, 0]), 0)
+    encoded = encode(tokenizer, split, max_length=5, task_type=TOKEN_CLASSIFICATION)
+    assert encoded.task_type == TOKEN_CLASSIFICATION
+    batch = collate(encode(tokenizer, split, max_length=9, task_type=TOKEN_CLASSIFICATION), np.array([1, 0]), 0)
     no = IGNORED
     assert batch["labels"].dtype == torch.int64
     assert batch["labels"].tolist() == [[no, 4, no, no, no, no], [no, 1, 2, no, 0, no]]
@@ -123,8 +123,8 @@ ASKED = QuestionSplit(
 
 @pytest.mark.parametrize("max_length", [12, 18, 30])
 def test_windows_cover_the_context_and_say_where_answers_are(tokenizer: BertTokenizerFast, max_length: int) -> None:
-    encoded = encode(tokenizer, ASKED, max_length, kind=QUESTION_ANSWERING)
-    assert encoded.kind == QUESTION_ANSWERING and encoded.lengths.max() <= max_length
+    encoded = encode(tokenizer, ASKED, max_length, task_type=QUESTION_ANSWERING)
+    assert encoded.task_type == QUESTION_ANSWERING and encoded.lengths.max() <= max_length
     assert encoded.sources is not None and encoded.places is not None and encoded.labels is not None
     assert sorted(set(encoded.sources.tolist())) == [0, 1, 2]
     answered = set()
@@ -170,8 +170,8 @@ def test_windows_cover_the_context_and_say_where_answers_are(tokenizer: BertToke
             {"max_length": 12, "stride": 5},
             "stride = 5: windows of max_length = 12 have 5 to",
         ),
-        (ASKED, TOKEN_CLASSIFICATION, {}, "a QuestionSplit does not hold rows of the kind token_classification"),
-        (ASKED, MASKED_LM, {}, "a QuestionSplit does not hold rows of the kind masked_lm"),
+        (ASKED, TOKEN_CLASSIFICATION, {}, "a QuestionSplit does not hold rows for token_classification"),
+        (ASKED, MASKED_LM, {}, "a QuestionSplit does not hold rows for masked_lm"),
         (ASKED, "tagging", {}, "unknown task type 'tagging'"),
     ],
 )
@@ -179,7 +179,7 @@ def test_what_cannot_be_encoded(
     rows: AnySplit, kind: str, settings: dict[str, int], message: str, tokenizer: BertTokenizerFast
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        encode(tokenizer, rows, kind=kind, **settings)
+        encode(tokenizer, rows, task_type=kind, **settings)
 
 
 def some(kind: str, tokenizer: BertTokenizerFast) -> Encoded:
@@ -191,7 +191,7 @@ def some(kind: str, tokenizer: BertTokenizerFast) -> Encoded:
     }
     if kind == "text":
         return encode_sentences(tokenizer, TEXTS, None, 16)
-    return encode(tokenizer, splits[kind], 16, kind=kind)
+    return encode(tokenizer, splits[kind], 16, task_type=kind)
 
 
 KINDS = ["classification", "regression", "token_classification", "question_answering", "text"]
@@ -202,11 +202,11 @@ def test_round_trip(kind: str, tokenizer: BertTokenizerFast, tmp_path: Path) -> 
     encoded = some(kind, tokenizer)
     save_encoded(encoded, tmp_path / "rows.npz")
     loaded = load_encoded(tmp_path / "rows.npz")
-    assert loaded.kind == encoded.kind
+    assert loaded.task_type == encoded.task_type
     for field in fields(Encoded):
         before, after = getattr(encoded, field.name), getattr(loaded, field.name)
         assert np.array_equal(before, after) if before is not None else after is None
-        assert before is None or field.name == "kind" or before.dtype == after.dtype
+        assert before is None or field.name == "task_type" or before.dtype == after.dtype
     assert os.listdir(tmp_path) == ["rows.npz"]
     rows = np.array([len(encoded) - 1, 0])
     for name, tensor in collate(encoded, rows, 0).items():

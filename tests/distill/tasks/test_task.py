@@ -20,15 +20,15 @@ def test_unknown_names() -> None:
     with pytest.raises(ValueError, match="unknown metric 'acuracy'; did you mean 'accuracy'"):
         Task("t", ("a", "b"), metrics=("acuracy",))
     with pytest.raises(ValueError, match=r"unknown metric 'accuracy' \(regression has pearson, spearmanr\)"):
-        Task("t", kind=REGRESSION)
+        Task("t", task_type=REGRESSION)
     with pytest.raises(ValueError, match="needs a metric"):
         Task("t", ("a", "b"), metrics=())
     with pytest.raises(ValueError, match="two or more"):
         Task("t", ("a", "a"))
     with pytest.raises(ValueError, match="'regresion'; did you mean 'regression'"):
-        Task("t", ("a", "b"), kind="regresion")
+        Task("t", ("a", "b"), task_type="regresion")
     with pytest.raises(ValueError, match="regression has no classes"):
-        Task("t", ("a", "b"), kind=REGRESSION, metrics=("pearson",))
+        Task("t", ("a", "b"), task_type=REGRESSION, metrics=("pearson",))
     with pytest.raises(ValueError, match="f1 is of 2 classes, not 3"):
         Task("t", ("a", "b", "c"), metrics=("f1",))
 
@@ -52,8 +52,8 @@ def test_splits_are_checked() -> None:
     [
         (Task("t", ("a", "b")), Split(("a",), None, (2,)), "dev: classes 2 to 2, of 2"),
         (Task("t", ("a", "b")), Split((), None, ()), "dev: no rows"),
-        (Task("t", ("a", "b")), TAGGED, "a TaggedSplit does not hold rows of the kind classification"),
-        (Task("t", kind=REGRESSION, metrics=("pearson",)), Split(("a",), None, (float("nan"),)), "not finite"),
+        (Task("t", ("a", "b")), TAGGED, "a TaggedSplit does not hold rows for classification"),
+        (Task("t", task_type=REGRESSION, metrics=("pearson",)), Split(("a",), None, (float("nan"),)), "not finite"),
     ],
 )
 def test_data_is_checked(task: Task, dev: Split, message: str) -> None:

@@ -101,7 +101,7 @@ def test_scores_of_a_whole_split(
     case: str, first: int | None, pieces: BertTokenizerFast, accelerator: Accelerator
 ) -> None:
     task, split = CASES[case]
-    rows = encode(pieces, split, LENGTH, kind=task.kind)
+    rows = encode(pieces, split, LENGTH, task_type=task.task_type)
     model = model_of(case)
     seen = range(len(split))[:first]
     by_row = EvalSet(task, split, rows, 0).contributions(model, accelerator, first)
@@ -143,7 +143,7 @@ def test_scores_of_a_whole_split(
 
 def test_rows_of_another_split_are_refused(pieces: BertTokenizerFast) -> None:
     task, split = CASES["classes"]
-    rows = encode(pieces, split, LENGTH, kind=task.kind)
+    rows = encode(pieces, split, LENGTH, task_type=task.task_type)
     with pytest.raises(ValueError, match=r"130 encoded rows \(classification\) are not the 50 of a split"):
         EvalSet(task, split.take(range(50)), rows, 0)
     with pytest.raises(ValueError, match=r"are not the 130 of a split \(regression\)"):
@@ -153,7 +153,7 @@ def test_rows_of_another_split_are_refused(pieces: BertTokenizerFast) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_logits_of_batches(case: str, pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
     task, split = CASES[case]
-    rows, model = encode(pieces, split, LENGTH, kind=task.kind), model_of(case)
+    rows, model = encode(pieces, split, LENGTH, task_type=task.task_type), model_of(case)
     batches = [batch for _, batch in split_batches(rows, 0)]
     found = batch_logits(model, batches, accelerator=accelerator)
     for batch, logits in zip(batches, found, strict=True):
@@ -171,7 +171,7 @@ def test_outputs_that_are_compared_are_those_of_single_rows(
     case: str, pieces: BertTokenizerFast, accelerator: Accelerator
 ) -> None:
     task, split = CASES[case]
-    rows = encode(pieces, split, LENGTH, kind=task.kind)
+    rows = encode(pieces, split, LENGTH, task_type=task.task_type)
     model = model_of(case)
     pairs = split_batches(rows, 0, 60)
     batches = [batch for _, batch in pairs]

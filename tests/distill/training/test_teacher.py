@@ -121,7 +121,7 @@ def test_saved_outputs_are_the_live_ones(tmp_path: Path, accelerator: Accelerato
     for step in (2, 0, 1, 0):
         expected, actual = live(step, batches[step]), saved(step, batches[step])
         assert torch.equal(actual.logits, expected.logits.half())
-        assert actual.kind == expected.kind == kind
+        assert actual.task_type == expected.task_type == kind
         for name in (HIDDEN_STATES, ATTENTION_SCORES, RELATIONS):
             theirs, ours = getattr(expected, name), getattr(actual, name)
             assert len(theirs) == len(ours)

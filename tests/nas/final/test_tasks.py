@@ -35,7 +35,9 @@ def write_rows(path: Path, task: str, count: int, rng: random.Random, labelled: 
     lines = ["\t".join(header)]
     for index in range(count):
         label = (
-            f"{rng.random() * 5:.2f}" if source.task.kind == REGRESSION else rng.choice(source.task.labels or ("0",))
+            f"{rng.random() * 5:.2f}"
+            if source.task.task_type == REGRESSION
+            else rng.choice(source.task.labels or ("0",))
         )
         lines.append("\t".join([str(index), *(sentence(rng) for _ in source.texts), *([label] if labelled else [])]))
     path.parent.mkdir(parents=True, exist_ok=True)

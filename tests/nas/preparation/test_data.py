@@ -63,7 +63,7 @@ def sharing(config: StudyConfig) -> OneShotWorkspace:
 def test_a_candidate_of_every_kind(tiny_study: TinyStudy, tmp_path: Path, kind: str) -> None:
     workspace = prepare(load_config(str(study(tiny_study, tmp_path, kind))), "cpu")
     task = workspace.folders.task
-    assert (task.kind, task.metrics) == KINDS[kind]
+    assert (task.task_type, task.metrics) == KINDS[kind]
     evaluator = TrainedEvaluator(workspace, "cpu")
     student = evaluator.student(uniform(workspace))
     assert type(student).__name__.endswith(task.type.model.__name__.removeprefix("AutoModel"))
@@ -74,7 +74,7 @@ def test_a_candidate_of_every_kind(tiny_study: TinyStudy, tmp_path: Path, kind: 
     names = ("train", "search", "dev")
     splits = {name: len(workspace.folders.rows(name)) for name in names}
     assert splits == {"train": 108, "search": 12, "dev": 40}
-    assert all(workspace.folders.rows(name).kind == task.kind for name in names)
+    assert all(workspace.folders.rows(name).task_type == task.task_type for name in names)
 
 
 @pytest.mark.parametrize("kind", ["both", "tagging", "questions"])

@@ -80,7 +80,7 @@ class Reader:
 
     TASKS = ("beginnings", "sources")
 
-    def kind(self, name: str) -> str:
+    def task_type(self, name: str) -> str:
         return NAME if name == "beginnings" else CLASSIFICATION
 
     def sources(self, name: str, data: Path | None = None) -> list[str]:
@@ -110,10 +110,10 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_an_added_type_are_encoded_and_scored(tiny_study: TinyStudy, accelerator: Accelerator) -> None:
     rows = load_task("beginnings")
     tokenizer = load_tokenizer(str(tiny_study.teacher))
-    encoded = encode(tokenizer, rows.dev, 24, kind=NAME)
+    encoded = encode(tokenizer, rows.dev, 24, task_type=NAME)
     model = bert(labels=3, problem_type="multi_label_classification", vocab_size=len(tokenizer))
     outputs = run(model, collate(encoded, np.arange(5), 0), frozenset({LOGITS}))
-    assert outputs.kind == NAME
+    assert outputs.task_type == NAME
     found = EvalSet(rows.task, rows.dev, encoded, 0).score(model, accelerator, first=50)
     with torch.no_grad():
         logits = run(model, collate(encoded, np.arange(50), 0), frozenset({LOGITS})).logits
@@ -131,7 +131,7 @@ def test_a_candidate_learns_an_added_task(tiny_study: TinyStudy, name: str) -> N
     places = {"tasks": [name], "finetune.steps": 150, "candidate.steps": 40}
     workspace = prepare(load_config(str(tiny_study.preset), places), "cpu")
     evaluator = TrainedEvaluator(workspace, "cpu")
-    assert workspace.folders.task.kind == Reader().kind(name)
+    assert workspace.folders.task.task_type == Reader().task_type(name)
     assert evaluator.teacher().config.problem_type == (MULTI_LABEL.problem_type if name == "beginnings" else None)
     chance = max(1 - evaluator.search_rows.labels.mean(), 0.5) if name == "beginnings" else 1 / 3  # type: ignore[union-attr]
     assert evaluator.score(evaluator.teacher()).value > chance + 0.05

@@ -158,18 +158,18 @@ def test_impossible_allocations() -> None:
         allocate_by_importance([torch.rand(2), torch.rand(8)], 7, 3)
 
 
-def one_by_one(model: nn.Module, given: dict[str, Tensor], kind: str) -> Tensor:
+def one_by_one(model: nn.Module, given: dict[str, Tensor], task_type: str) -> Tensor:
     """What the labels cost, sentence by sentence without any padding, added up from log-probabilities."""
     total = torch.zeros(())
     for row, length in enumerate(given["attention_mask"].sum(dim=1).tolist()):
         alone = {name: tensor[row : row + 1, :length] for name, tensor in inputs(given).items()}
         outputs, label = model(**alone), given["labels"][row]
-        if kind == REGRESSION:
+        if task_type == REGRESSION:
             total = total + (outputs.logits[0, 0] - label) ** 2
-        elif kind == QUESTION_ANSWERING:
+        elif task_type == QUESTION_ANSWERING:
             for logits_T, place in zip((outputs.start_logits[0], outputs.end_logits[0]), label, strict=True):
                 total = total - logits_T.softmax(dim=0)[place].log()
-        elif kind == CLASSIFICATION:
+        elif task_type == CLASSIFICATION:
             total = total - outputs.logits[0].softmax(dim=0)[label].log()
         else:
             for token in range(length):
@@ -179,7 +179,7 @@ def one_by_one(model: nn.Module, given: dict[str, Tensor], kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "labels"),
+    ("task_type", "labels"),
     [
         (CLASSIFICATION, torch.tensor([2, 0, 1, 1])),
         (REGRESSION, torch.tensor([0.5, -1.0, 2.0, 0.0])),
@@ -187,18 +187,18 @@ def one_by_one(model: nn.Module, given: dict[str, Tensor], kind: str) -> Tensor:
         (TOKEN_CLASSIFICATION, torch.randint(3, (4, 9), generator=torch.Generator().manual_seed(0))),
     ],
 )
-def test_the_summed_loss_adds_up_samples(kind: str, labels: Tensor) -> None:
+def test_the_summed_loss_adds_up_samples(task_type: str, labels: Tensor) -> None:
     given = batch(4, 9)
-    if kind == TOKEN_CLASSIFICATION:
+    if task_type == TOKEN_CLASSIFICATION:
         labels = labels.masked_fill(given["attention_mask"] == 0, IGNORED)
         labels[:, 0] = IGNORED
     given = given | {"labels": labels}
-    size = {REGRESSION: 1, QUESTION_ANSWERING: 2}.get(kind, 3)
+    size = {REGRESSION: 1, QUESTION_ANSWERING: 2}.get(task_type, 3)
     architecture = Architecture.uniform(BASE, FFNGraph.parse("project(gelu(expand(x)))"), 1)
     like = config_of(architecture, size)
-    set_head(like, [f"{number}" for number in range(size)], kind)
-    model = shaken(build(architecture, TASK_TYPES[kind], template=like)).eval()
-    expected = one_by_one(model, given, kind)
+    set_head(like, [f"{number}" for number in range(size)], task_type)
+    model = shaken(build(architecture, TASK_TYPES[task_type], template=like)).eval()
+    expected = one_by_one(model, given, task_type)
     torch.testing.assert_close(summed_loss(model, given), expected, rtol=1e-4, atol=1e-5)
     # So importance is of samples: the whole batch at once, or each sentence for itself.
     rows = [{name: tensor[row : row + 1] for name, tensor in given.items()} for row in range(4)]

@@ -33,7 +33,7 @@ TEXTS = ('"The cat', "it's a `test`\u2028here", 'so "she" said', 'ends here"', "
 
 def spelled(name: str, label: float) -> str:
     source = TASKS[name]
-    if source.task.kind == REGRESSION or source.numbers:
+    if source.task.task_type == REGRESSION or source.numbers:
         return str(label)
     return source.task.labels[int(label)]
 

@@ -146,18 +146,18 @@ SCORED = "a\tb\tscore\n" + "".join(f"text {row}\tpair {row}\t{row / 4}\n" for ro
 def test_numbers_to_predict(tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     path.write_text(SCORED)
-    split, labels = read_rows(path, "a", "score", "b", kind=REGRESSION)
+    split, labels = read_rows(path, "a", "score", "b", task_type=REGRESSION)
     assert labels == () and split.labels == tuple(row / 4 for row in range(20))
     assert all(isinstance(label, float) for label in split.labels)
     for cell in ("high", "nan", "inf", "1e39"):
         path.write_text(SCORED.replace("\t0.5\n", f"\t{cell}\n"))
         with pytest.raises(TableError, match=f"row 3 has the label '{cell}', which is not a finite number"):
-            read_rows(path, "a", "score", kind=REGRESSION)
+            read_rows(path, "a", "score", task_type=REGRESSION)
     path.write_text("a\tscore\nb\t1\nc\t1.0\n")
     with pytest.raises(TableError, match=r"the column 'score' has only one value, 1.0"):
-        read_rows(path, "a", "score", kind=REGRESSION)
+        read_rows(path, "a", "score", task_type=REGRESSION)
     with pytest.raises(TableError, match="not 'token_classification'"):
-        read_rows(path, "a", "score", kind="token_classification")
+        read_rows(path, "a", "score", task_type="token_classification")
 
 
 def test_a_task_of_two_files(tmp_path: Path) -> None:
@@ -185,6 +185,6 @@ def test_a_regression_of_two_files(tmp_path: Path) -> None:
     path, dev = tmp_path / "rows.tsv", tmp_path / "dev.tsv"
     for file in (path, dev):
         file.write_text(SCORED)
-    data = table_task(path, dev, text="a", pair="b", label="score", kind=REGRESSION)
+    data = table_task(path, dev, text="a", pair="b", label="score", task_type=REGRESSION)
     assert data.task == Task("score", (), REGRESSION, ("spearmanr", "pearson"))
     assert len(data.dev) == 20 == len(data.train) + len(data.search)

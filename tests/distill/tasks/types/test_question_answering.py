@@ -51,7 +51,7 @@ def test_answers_are_the_best_pairs(
 ) -> None:
     joined = tuple(" ".join(context) for context in contexts)
     split = QuestionSplit(tuple("q" * len(joined)), ("where",) * len(joined), joined, ((),) * len(joined))
-    rows = encode(pieces, split, 14, kind=QUESTION_ANSWERING)
+    rows = encode(pieces, split, 14, task_type=QUESTION_ANSWERING)
     rng = np.random.default_rng(seed)
     logits = [rng.normal(size=(2, length + 3)) for length in rows.lengths]  # padding has logits, too
     assert best_answers(rows, logits, split.contexts, may_be_none) == by_hand(rows, logits, split, may_be_none)
@@ -60,7 +60,7 @@ def test_answers_are_the_best_pairs(
 def test_answers_end_after_they_start_and_are_short(pieces: BertTokenizerFast) -> None:
     context = " ".join(f"w{n}" for n in range(60))
     split = QuestionSplit(("q",), ("where",), (context,), ((),))
-    rows = encode(pieces, split, 100, kind=QUESTION_ANSWERING)
+    rows = encode(pieces, split, 100, task_type=QUESTION_ANSWERING)
     logits = np.zeros((2, int(rows.lengths[0])))
     offset = 3  # [CLS] where [SEP] w0 ...
     logits[0, offset + 50], logits[1, offset + 8] = 9, 6  # the wrong way round
@@ -78,7 +78,7 @@ def test_right_logits_on_the_real_files_are_right() -> None:
     whole = load_task("squad", requirements.data() / "squad")
     split = whole.dev.take(range(1500))
     vocabulary = BertTokenizerFast(vocab=str(requirements.data() / "vocab" / "bert-base-uncased-vocab.txt"))
-    rows = encode(vocabulary, split, 128, kind=QUESTION_ANSWERING)
+    rows = encode(vocabulary, split, 128, task_type=QUESTION_ANSWERING)
     assert rows.labels is not None and len(rows) > len(split) and rows.lengths.max() == 128
     logits = []
     for length, (first, last) in zip(rows.lengths, rows.labels, strict=True):

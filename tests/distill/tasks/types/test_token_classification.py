@@ -29,7 +29,7 @@ def test_words_without_a_token_are_outside(
 ) -> None:
     """Against a plain count of pieces; what stands in the padding does not matter."""
     split = TaggedSplit(tuple(map(tuple, sentences)), tuple((0,) * len(words) for words in sentences))
-    rows = encode(pieces, split, max_length, kind=TOKEN_CLASSIFICATION)
+    rows = encode(pieces, split, max_length, task_type=TOKEN_CLASSIFICATION)
     rng = np.random.default_rng(0)
     logits = [rng.normal(size=(length + padding, 4)) for length in rows.lengths]
     tags = ("O", "B-x", "I-x", "B-y")
@@ -49,13 +49,13 @@ def test_words_without_a_token_are_outside(
 def test_right_logits_on_the_real_files_are_right() -> None:
     data = load_task("wnut17", requirements.data() / "wnut17")
     vocabulary = BertTokenizerFast(vocab=str(requirements.data() / "vocab" / "bert-base-uncased-vocab.txt"))
-    rows = encode(vocabulary, data.dev, 128, kind=TOKEN_CLASSIFICATION)
+    rows = encode(vocabulary, data.dev, 128, task_type=TOKEN_CLASSIFICATION)
     assert rows.labels is not None
     one = np.eye(len(data.task.labels))
     logits = [one[np.maximum(rows.labels[a:b], 0)] for a, b in zip(rows.offsets, rows.offsets[1:], strict=False)]
     found = score(data.task, predict(rows, logits, data.dev, data.task.labels), data.dev.tags)
     assert {name: value.value for name, value in found.items()} == {"f1": 1.0, "accuracy": 1.0}
-    short = encode(vocabulary, data.dev, 12, kind=TOKEN_CLASSIFICATION)
+    short = encode(vocabulary, data.dev, 12, task_type=TOKEN_CLASSIFICATION)
     logits = [one[np.maximum(short.labels[a:b], 0)] for a, b in zip(short.offsets, short.offsets[1:], strict=False)]  # type: ignore[index]
     cut = score(data.task, predict(short, logits, data.dev, data.task.labels), data.dev.tags)
     assert 0.5 < cut["f1"].value < 0.95 and cut["f1"].standard_error > 0
