@@ -54,7 +54,7 @@ def bounded(preset: str, kind: str, budget: int) -> StudyConfig:
     base, graph = workspace.base()
     table = latencies_of(config, workspace, "cpu", lambda phase, fraction: None)
     uniform = table.total(Architecture.uniform(base, graph, expansion=Fraction(1, budget)))
-    whole = cost.params(Architecture.uniform(base, graph), workspace.labels)
+    whole = cost.params(Architecture.uniform(base, graph), workspace.num_labels)
     changes = {"space.max_latency": f"{uniform / 1000}ms", "space.max_params": whole, "space.slack": 0.2}
     return load_config(preset, changes)
 
@@ -127,7 +127,7 @@ class Budget:
     def costs(self, architectures: Mapping[str, Architecture]) -> dict[str, dict[str, float]]:
         """The parameters of architectures and, if latency is limited, their latencies in milliseconds."""
         rows: dict[str, dict[str, float]] = {
-            name: {"params": cost.params(one, self.workspace.labels)} for name, one in architectures.items()
+            name: {"params": cost.params(one, self.workspace.num_labels)} for name, one in architectures.items()
         }
         if self.config.space.max_latency is not None:
             table = latencies_of(self.config, self.workspace, "cpu", lambda phase, fraction: None)

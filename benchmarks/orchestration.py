@@ -90,7 +90,7 @@ def demo_space() -> Space:
     """A space like that of the demo's stage 1."""
     most = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 8)), 2)
     return Space(
-        BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, int(0.997 * most), most, mutation_rate=0.05, labels=2
+        BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, int(0.997 * most), most, mutation_rate=0.05, num_labels=2
     )
 
 

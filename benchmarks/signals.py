@@ -106,12 +106,12 @@ class Measure:
     def untrained(self, architecture: Architecture) -> Signals:
         """The signals that need no training."""
         evaluator = self.evaluator
-        labels, head = evaluator.workspace.labels, evaluator.task.type.head
+        labels, head = evaluator.workspace.num_labels, evaluator.task.type.head
         model, built = timed(lambda: evaluator.student(architecture))
         predicted = {} if self.predicted is None else {"predicted loss": (self.predicted.of(architecture), 0.0)}
         return {
             "parameters": (cost.params(architecture, labels, head), 0.0),
-            "MACs": (cost.macs(architecture, labels=labels, head=head), 0.0),
+            "MACs": (cost.macs(architecture, num_labels=labels, head=head), 0.0),
             KEPT: (self.kept(architecture), 0.0),
             **predicted,
             **self.intermediate_values(model, "untrained", built),

@@ -69,7 +69,7 @@ def load(path: Path = TABLE) -> Table:
         facts["max_params"],
         start=Architecture.uniform(base),
         vary=frozenset({SIZES}),
-        labels=LABELS,
+        num_labels=LABELS,
     )
     architectures = (architecture(space, row) for row in rows)
     scores = dict(zip(architectures, map(float, accuracies.mean(axis=1)), strict=True))
@@ -101,7 +101,7 @@ def run(options: Namespace, report: Report) -> None:
     workspace = prepare(config, "cpu")
     base, graph = workspace.base()
     start = Architecture.uniform(base, graph=graph)
-    space = budgeted_space(config, base, graph, workspace.labels, start=start, vary=frozenset({SIZES}))
+    space = budgeted_space(config, base, graph, workspace.num_labels, start=start, vary=frozenset({SIZES}))
     evaluator = OneShotEvaluator(prepare_one_shot(workspace, space, "cpu"), "cpu")
     rows = list(itertools.islice(members(space), options.members))
     report.note(f"{len(rows):,} architectures of {space.min_params:,} to {space.max_params:,} parameters")

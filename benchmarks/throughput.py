@@ -81,7 +81,7 @@ def padded(batch: Batch) -> Batch:
 def prepare(folder: Path, names: Sequence[str], batch: int, steps: int, device: str) -> dict[str, float]:
     """Write the files that the processes read; returns the seconds that the teacher's outputs took, by lengths."""
     torch.manual_seed(SEED)
-    student = build(Architecture.uniform(CANDIDATE.base, stack=published_protocol.BLOCKS), labels=LABELS)
+    student = build(Architecture.uniform(CANDIDATE.base, stack=published_protocol.BLOCKS), num_labels=LABELS)
     student.save_pretrained(folder / "supernet")
     config = BertConfig(num_labels=LABELS, hidden_act="gelu_pytorch_tanh", attn_implementation="eager")
     teacher = BertForSequenceClassification(config).eval()
@@ -130,7 +130,7 @@ class Trainer:
         if self.setting == "reference":
             self.run_reference(batches)
             return
-        model = build(CANDIDATE, labels=LABELS, weights=inherit(self.weights, CANDIDATE))
+        model = build(CANDIDATE, num_labels=LABELS, weights=inherit(self.weights, CANDIDATE))
         objective = OBJECTIVES[OBJECTIVE].make({}, model.config, self.teacher_config, rows)
         teacher: Any = SavedTeacher(self.folder / name)
         if not self.cached:

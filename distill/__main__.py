@@ -117,7 +117,7 @@ def command(options: Any) -> int:
         models[TEACHER] = Training(
             make=lambda _: load_model(options.teacher, labels, task_type, new_head=new_head).eval(),
             recipe=replace(recipe, steps=first) if first else None,
-            compared=False,
+            measured_before=False,
         )
     assistants = {f"assistant {number}": source for number, source in enumerate(options.assistant, start=1)}
     for name, source in (assistants | {"student": options.student}).items():

@@ -10,7 +10,7 @@ h d / n channels; without heads the bias of its output map is left. Each expert 
 block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash routing tables do not count as
 parameters, and the MACs that a capacity saves are not subtracted. A layer without an FFN has only its attention.
 
-`labels` is the number of classes or tags; other heads have a fixed number of outputs. Papers count differently;
+`num_labels` is the number of classes or tags; other heads have a fixed number of outputs. Papers count differently;
 functions that follow a paper name it.
 """
 
@@ -36,11 +36,11 @@ class HeadCost:
     outputs: int | None = None
     vocabulary: bool = False
 
-    def describe(self, labels: int) -> str:
+    def describe(self, num_labels: int) -> str:
         """The head in words, for a task with this number of labels."""
         if self.vocabulary:
             return "with the head of a masked language model"
-        count = self.outputs or labels
+        count = self.outputs or num_labels
         outputs = f"{count} output{'s' * (count > 1)}"
         return f"with pooler and {outputs}" if self.pooled else f"with {outputs} for each token"
 
@@ -49,18 +49,18 @@ CLASSIFIER = HeadCost(pooled=True)
 """The head that classifies sentences."""
 
 
-def params(architecture: Architecture, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
+def params(architecture: Architecture, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The number of stored parameters of the deployable model, including its head."""
-    return params_encoder(architecture) + head_params(architecture.base, architecture.head, labels, head)
+    return params_encoder(architecture) + head_params(architecture.base, architecture.head, num_labels, head)
 
 
-def params_active(architecture: Architecture, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
+def params_active(architecture: Architecture, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The number of parameters used for one token: all except those of experts to which it is not routed."""
     idle = _idle_params(architecture)
     if head.pooled:
         idle_experts = architecture.head.experts - 1
-        idle += idle_experts * _prediction_layer(architecture.base, head.outputs or labels)
-    return params(architecture, labels, head) - idle
+        idle += idle_experts * _prediction_layer(architecture.base, head.outputs or num_labels)
+    return params(architecture, num_labels, head) - idle
 
 
 def params_encoder(architecture: Architecture) -> int:
@@ -109,9 +109,9 @@ def layer_params(base: Base, layer: Layer) -> int:
     return _attention_params(base, layer.attention) + ffn_params(base, layer.ffn)
 
 
-def head_params(base: Base, part: Head, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
+def head_params(base: Base, part: Head, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The head's parameters, without the word embedding that a head of masked words shares."""
-    outputs = head.outputs or labels
+    outputs = head.outputs or num_labels
     if head.vocabulary:
         inner = base.embedding or base.width
         return _linear(base.width, inner) + 2 * inner + base.vocabulary
@@ -175,11 +175,11 @@ def layer_macs(base: Base, layer: Layer, tokens: int = 128) -> int:
     return tokens * maps + _products(base, attention, tokens) + ffn_macs(base, layer.ffn, tokens)
 
 
-def macs(architecture: Architecture, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
+def macs(architecture: Architecture, tokens: int = 128, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """`macs_linear` plus gates, attention products, factorized embedding and head, for one sequence."""
     base = architecture.base
     layers = sum(layer_macs(base, layer, tokens) for layer in architecture.layers)
-    return embedding_macs(base, tokens) + layers + head_macs(base, architecture.head, tokens, labels, head)
+    return embedding_macs(base, tokens) + layers + head_macs(base, architecture.head, tokens, num_labels, head)
 
 
 def embedding_macs(base: Base, tokens: int = 128) -> int:
@@ -187,9 +187,9 @@ def embedding_macs(base: Base, tokens: int = 128) -> int:
     return tokens * 3 * (base.embedding or 0) * base.width
 
 
-def head_macs(base: Base, part: Head, tokens: int = 128, labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
+def head_macs(base: Base, part: Head, tokens: int = 128, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The head's MACs for one sequence: a pooler with a classifier processes one token, other heads all tokens."""
-    outputs = head.outputs or labels
+    outputs = head.outputs or num_labels
     if head.vocabulary:
         return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
     if not head.pooled:

@@ -25,7 +25,7 @@ from search_spaces.routing import ROUTINGS
 # layers, and of an operation in a given layer.
 DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
 # The weight of each number that describes the experts of a layer, and of twice as many experts in the head.
-EXPERTS, WHOLE = 0.4, 1.0
+EXPERTS, HEAD_EXPERTS = 0.4, 1.0
 # The value for a segment of a graph without an operation, and for experts that are not among a space's choices.
 NO_OPERATION, OTHER_EXPERTS = "none", "other"
 
@@ -238,7 +238,7 @@ GENES: dict[str, Gene] = {
         values=lambda base, layer: {"experts": str(layer.ffn.experts)},
     ),
     "attention_experts": _number_of_experts("attention_experts", "attention.experts", "attention", EXPERTS),
-    "head_experts": _number_of_experts("head_experts", "experts", "head", WHOLE),
+    "head_experts": _number_of_experts("head_experts", "experts", "head", HEAD_EXPERTS),
 }
 # All but the graph: what a layer's and the head's sizes consist of.
 SIZE_GENES = {name: gene for name, gene in GENES.items() if gene.key}

@@ -50,7 +50,7 @@ class Space:
         genes: the choices of each gene of `genes.GENES` but the graph, by its name; a gene that is left out has its
             default. All combinations that are compatible with each other are allowed (`sizes`). A stack of 0 is a layer
             without an FFN, for which the other genes of the FFN have no choices.
-        min_params, max_params: bounds on the number of parameters, `cost.params` with `labels` and `head`.
+        min_params, max_params: bounds on the number of parameters, `cost.params` with `num_labels` and `head`.
         mutation_rate: the probability with which `sample` draws an operation other than the base graph's.
         graph: the base graph, an activation between the linear maps.
         gated: whether graphs may have a second linear map beside `expand`.
@@ -75,7 +75,7 @@ class Space:
     min_params: int
     max_params: int
     mutation_rate: float = 0.25
-    labels: int = 3
+    num_labels: int = 3
     graph: FFNGraph = GELU
     gated: bool = False
     limits: tuple[Limit, ...] = ()
@@ -286,7 +286,7 @@ class Space:
 
     def _new_cost(self, part: Part) -> Cost:
         if isinstance(part, Head):
-            params = head_params(self.base, part, self.labels, self.head)
+            params = head_params(self.base, part, self.num_labels, self.head)
         else:
             params = layer_params(self.base, part)
         return (params, *(limit.cost(self.base, part) for limit in self.limits))

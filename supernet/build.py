@@ -42,11 +42,23 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
 }
 
 
-def config_of(architecture: Architecture, labels: int = 2, template: PretrainedConfig | None = None) -> Any:
+class BuildError(UserError, ValueError):
+    """The students of a family of encoders cannot have an architecture."""
+
+
+class ExportError(UserError, ValueError):
+    """A model cannot be exported."""
+
+
+class SizeError(UserError, ValueError):
+    """A model does not fit into memory."""
+
+
+def config_of(architecture: Architecture, num_labels: int = 2, template: PretrainedConfig | None = None) -> Any:
     """The Hugging Face configuration that describes `architecture` completely.
 
     Args:
-        labels: the number of outputs.
+        num_labels: the number of outputs.
         template: configuration, usually that of the supernet or the teacher, which determines the student's family and
             the settings outside the architecture (label names, dropout, epsilon of LayerNorm, padding token). Without
             it, the student is one of BERT with transformers' defaults.
@@ -74,7 +86,7 @@ def config_of(architecture: Architecture, labels: int = 2, template: PretrainedC
         family,
         **{key: getattr(base, name) for name, key in family.sizes.items()},
         **{family.activation_key: "gelu" if base.gelu == "erf" else "gelu_pytorch_tanh"},
-        num_labels=labels,
+        num_labels=num_labels,
         ffn=described,
         gelu=base.gelu,
         mismatch=base.mismatch,
@@ -102,18 +114,6 @@ def expert_settings(experts: Experts) -> dict[str, Any]:
     """The value of the key `experts` in a layer's entry of `StudentConfig.ffn`."""
     capacity = None if experts.capacity is None else str(experts.capacity)
     return {"count": experts.count, "routing": experts.routing, "top_k": experts.top_k, "capacity": capacity}
-
-
-class BuildError(UserError, ValueError):
-    """The students of a family of encoders cannot have an architecture."""
-
-
-class ExportError(UserError, ValueError):
-    """A model cannot be exported."""
-
-
-class SizeError(UserError, ValueError):
-    """A model does not fit into memory."""
 
 
 def check_memory(architecture: Architecture) -> None:
@@ -152,7 +152,7 @@ def check_exportable(architecture: Architecture) -> None:
 def build(
     architecture: Architecture,
     task_type: TaskType | None = classification.TYPE,
-    labels: int = 2,
+    num_labels: int = 2,
     template: PretrainedConfig | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> PreTrainedModel:
@@ -160,14 +160,14 @@ def build(
 
     Args:
         task_type: what its head predicts; None: it has no head.
-        labels, template: as for `config_of`.
+        num_labels, template: as for `config_of`.
         weights: a complete state dict, such as the one that `supernet.inherit.inherit` returns.
 
     Raises:
         SizeError: the model does not fit into this machine's memory.
     """
     check_memory(architecture)
-    config = config_of(architecture, labels, template)
+    config = config_of(architecture, num_labels, template)
     student = class_of(family_of(config), AutoModel if task_type is None else task_type.model)
     if weights is None:
         return student(config)

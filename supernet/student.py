@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         )
     labels = labels_of(config) or [str(number) for number in range(config.num_labels)]
     if options.fresh:
-        student = build(architecture, labels=len(labels), template=config)
+        student = build(architecture, num_labels=len(labels), template=config)
     else:
         model = load_model(options.like, labels)
         stored = stored_architecture(Path(options.like)) if family_of(config).students_of else None
@@ -150,7 +150,7 @@ def inheriting(
         weights = inherit(source.state_dict(), architecture, seed=seed)
     except ValueError as error:
         raise StudentError(f"{error}; or start from random weights (--fresh)") from None
-    student = build(architecture, labels=teacher.config.num_labels, template=teacher.config, weights=weights)
+    student = build(architecture, num_labels=teacher.config.num_labels, template=teacher.config, weights=weights)
     return student
 
 

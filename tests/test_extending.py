@@ -51,8 +51,8 @@ def execute(section: str) -> dict[str, Any]:
 
 def student(architecture: Architecture) -> torch.nn.Module:
     """A student that has inherited from a random supernet."""
-    supernet = build(Architecture.uniform(BASE), labels=3)
-    model = build(architecture, labels=3, weights=inherit(supernet.state_dict(), architecture))
+    supernet = build(Architecture.uniform(BASE), num_labels=3)
+    model = build(architecture, num_labels=3, weights=inherit(supernet.state_dict(), architecture))
     return model.eval()
 
 

@@ -101,15 +101,15 @@ def test_metrics(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
     assert (facts["task"], facts["dev_rows"], facts["seed"], facts["batch"]) == ("library", rows, 0, 1)
     models = facts["models"]
     assert list(models) == ["teacher", "student", "base model"]
-    for name, genes in (("teacher", full), ("student", architecture), ("base model", full)):
+    for name, expected in (("teacher", full), ("student", architecture), ("base model", full)):
         row = models[name]
         score = row["accuracy"]["value"]
         assert 1 / 3 < score <= 1
         assert score * rows == pytest.approx(round(score * rows))
         assert row["accuracy"]["standard_error"] == pytest.approx(standard_error(score, rows))
-        assert row["params"] == cost.params(genes, 3)
-        assert row["ffn_params"] == sum(cost.ffn_params(genes.base, layer) for layer in genes.ffns)
-        assert row["macs"] == cost.macs(genes, facts["tokens"], 3)
+        assert row["params"] == cost.params(expected, 3)
+        assert row["ffn_params"] == sum(cost.ffn_params(expected.base, ffn) for ffn in expected.ffns)
+        assert row["macs"] == cost.macs(expected, facts["tokens"], 3)
         lower, upper = row["latency_quartiles_ms"]
         assert 0 < lower <= row["latency_ms"] <= upper
     assert models["student"]["params"] < models["teacher"]["params"]
@@ -437,7 +437,7 @@ def test_without_anything_to_learn_from_text(
 
 
 def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """EfficientBERT's genes on a base with twice its layers, as in EfficientBERT++, and on a narrower one."""
+    """EfficientBERT's layers on a base with twice its layers, as in EfficientBERT++, and on a narrower one."""
     base = {"depth": 12, "width": 8, "heads": 2, "inner": 12, "embedding": 4}
     preset = study(tiny_study, tmp_path, "rows", base=base, objective={"name": "kd"}, pretrain=rate(0), final=rate(2))
     text = preset.read_text().replace("stacks = [\n    1,\n    2,\n]", "stacks = [1, 2, 3, 4]")
@@ -451,7 +451,7 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert run(main, *given, "--transfer") == 0
     architecture = Architecture.load(tmp_path / "final" / "architecture.json")
     assert (architecture.base.depth, architecture.base.width) == (12, 8)
-    assert [genes.stack for genes in architecture.ffns] == [4, 4, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
+    assert [ffn.stack for ffn in architecture.ffns] == [4, 4, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
     facts = json.loads((tmp_path / "final" / "metrics.json").read_text())
     assert facts["models"]["student"]["params"] == cost.params(architecture, 3)
     preset.write_text(text.replace("depth = 12", "depth = 9"))

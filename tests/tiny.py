@@ -72,7 +72,7 @@ def graphs(count: int, seed: int = 0) -> list[FFNGraph]:
     rng = random.Random(seed)
     drawn: list[FFNGraph] = []
     while len(drawn) < count:
-        drawn += [genes.graph for genes in space.sample(rng).ffns]
+        drawn += [ffn.graph for ffn in space.sample(rng).ffns]
     return drawn[:count]
 
 

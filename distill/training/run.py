@@ -65,7 +65,7 @@ class Training:
         recipe: how it is trained; None: it is used as it is.
         objective, settings: a name of `distill.objectives.OBJECTIVES`, and the settings that differ from its defaults.
         architecture: if it is known, costs are measured too, and it is saved beside the model.
-        compared: whether the model is also measured before its training.
+        measured_before: whether the model is also measured before its training.
     """
 
     make: Callable[[PreTrainedModel | None], PreTrainedModel]
@@ -73,7 +73,7 @@ class Training:
     objective: str = "none"
     settings: Settings = field(default_factory=dict)
     architecture: Architecture | None = None
-    compared: bool = True
+    measured_before: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,11 +121,11 @@ def run_training(run: TrainingRun, accelerator: Accelerator, progress: Progress)
         torch.manual_seed(run.seed)  # for a new head
         teacher, model = model, training.make(model)
         before = f"{name}, before"
-        if training.recipe is not None and training.compared:
+        if training.recipe is not None and training.measured_before:
             measure_as(before, model, training.architecture)
         if training.recipe is not None:
             model = _trained(run, name, model, teacher, accelerator, progress)
-        if training.recipe is None or training.recipe.steps or not training.compared:
+        if training.recipe is None or training.recipe.steps or not training.measured_before:
             measure_as(name, model, training.architecture)
         else:
             measured[name] = measured[before]

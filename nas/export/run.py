@@ -192,22 +192,22 @@ def measure(
         forwards: forward passes of the student.
     """
     tokens = export.tokens or (checkpoint.metrics or {}).get("tokens", TOKENS)
-    task_type, labels = checkpoint.type, model.config.num_labels
+    task_type, num_labels = checkpoint.type, model.config.num_labels
     macs = {}
     others: dict[str, PreTrainedModel] = {}
     if checkpoint.architecture is not None:
         head = task_type.head
-        macs[STUDENT] = cost.macs(widened(checkpoint.architecture, model.config), tokens, labels, head)
+        macs[STUDENT] = cost.macs(widened(checkpoint.architecture, model.config), tokens, num_labels, head)
         teacher = teacher_config(checkpoint, progress)
         if teacher is not None and checkpoint.config is not None:
             base, graph = base_of_teacher(teacher)
-            macs[TEACHER] = cost.macs(Architecture.uniform(base, graph), tokens, labels, head)
+            macs[TEACHER] = cost.macs(Architecture.uniform(base, graph), tokens, num_labels, head)
             others[TEACHER] = task_type.model.from_config(teacher).eval()
             student_of, graph = student_base(checkpoint.config, teacher)
             if checkpoint.config.base != "teacher":
                 whole = Architecture.uniform(student_of, graph=graph)
-                macs[BASE_MODEL] = cost.macs(whole, tokens, labels, head)
-                others[BASE_MODEL] = build(whole, task_type, labels, checkpoint.model.config).eval()
+                macs[BASE_MODEL] = cost.macs(whole, tokens, num_labels, head)
+                others[BASE_MODEL] = build(whole, task_type, num_labels, checkpoint.model.config).eval()
     measured: dict[tuple[str, str], Forward] = {}
     with scratch_folder() as folder:
         for name, other in others.items():

@@ -45,7 +45,7 @@ class HeadMacs:
     head: cost.HeadCost
 
     def __call__(self, base: Base, part: Head) -> int:
-        return cost.head_macs(base, part, labels=self.num_labels, head=self.head)
+        return cost.head_macs(base, part, num_labels=self.num_labels, head=self.head)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def limits_of(
     """
     space = config.space
     base, _ = workspace.base()
-    limits = macs_limits(config, base, workspace.labels, workspace.folders.task.type.head)
+    limits = macs_limits(config, base, workspace.num_labels, workspace.folders.task.type.head)
     if space.max_latency is not None or "latency" in config.goals:
         table = latencies_of(config, workspace, device, on_progress)
         maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table.teacher)
@@ -85,12 +85,12 @@ def base_model(config: StudyConfig, base: Base, graph: FFNGraph = GELU) -> Archi
     )
 
 
-def macs_limits(config: StudyConfig, base: Base, labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
+def macs_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
     """The limit on the MACs of models with this head; empty if the study neither bounds nor minimizes MACs."""
     if config.space.max_macs is None and "macs" not in config.goals:
         return ()
     maximum = config.space.max_macs or NO_LIMIT
-    return (Limit("macs", cost.embedding_macs(base), cost.layer_macs, maximum, HeadMacs(labels, head)),)
+    return (Limit("macs", cost.embedding_macs(base), cost.layer_macs, maximum, HeadMacs(num_labels, head)),)
 
 
 def check_feasible(
@@ -111,7 +111,7 @@ def check_feasible(
     heads = [task_type.head for task_type in TASK_TYPES.values()]
     fewest, most = (Head(extreme(config.space.head_experts)) for extreme in (min, max))
     fewest_params = min(heads, key=lambda head: cost.head_params(base, fewest, 1, head))
-    fewest_macs = min(heads, key=lambda head: cost.head_macs(base, fewest, labels=1, head=head))
+    fewest_macs = min(heads, key=lambda head: cost.head_macs(base, fewest, num_labels=1, head=head))
     limits = macs_limits(config, base, 1, fewest_macs)
 
     def check_from(min_params: int) -> None:
@@ -167,7 +167,7 @@ def budgeted_space(
     config: StudyConfig,
     base: Base,
     graph: FFNGraph,
-    labels: int,
+    num_labels: int,
     *,
     limits: tuple[Limit, ...] = (),
     mutation_rate: float | None = None,
@@ -194,19 +194,19 @@ def budgeted_space(
     max_params = table.max_params
     if max_params is None:
         assert table.uniform is not None
-        max_params = cost.params(whole.with_ffns([FFN(graph, 1, table.uniform)] * base.depth), labels, head)
+        max_params = cost.params(whole.with_ffns([FFN(graph, 1, table.uniform)] * base.depth), num_labels, head)
     min_params = table.min_params
     if min_params is None and len(config.goals) > 1:
         min_params = 1
     if min_params is None:
         sizes = [(choose(table.stacks), choose(table.expansions)) for choose in (min, max)]
         smallest, largest = (
-            cost.params(whole.with_ffns([FFN(graph, *size)] * base.depth), labels, head) for size in sizes
+            cost.params(whole.with_ffns([FFN(graph, *size)] * base.depth), num_labels, head) for size in sizes
         )
         upper = min(max_params, largest)
         if limits:
-            within = largest_uniform(whole, labels, max_params, limits, head, min(1, *table.stacks))
-            upper = min(upper, cost.params(within, labels, head))
+            within = largest_uniform(whole, num_labels, max_params, limits, head, min(1, *table.stacks))
+            upper = min(upper, cost.params(within, num_labels, head))
         min_params = upper - int(table.slack * max(0, upper - smallest))
     return Space(
         base,
@@ -214,7 +214,7 @@ def budgeted_space(
         min_params if SIZES in vary else 1,
         max_params,
         mutation_rate=table.mutation_rate if mutation_rate is None else mutation_rate,
-        labels=labels,
+        num_labels=num_labels,
         graph=graph,
         gated=table.gated,
         limits=limits,
@@ -227,7 +227,7 @@ def budgeted_space(
 
 def largest_uniform(
     whole: Architecture,
-    labels: int,
+    num_labels: int,
     max_params: int,
     limits: tuple[Limit, ...] = (),
     head: cost.HeadCost = cost.CLASSIFIER,
@@ -246,7 +246,7 @@ def largest_uniform(
 
     def fits(architecture: Architecture) -> bool:
         within_limits = all(limit.total(architecture) <= limit.maximum for limit in limits)
-        return within_limits and cost.params(architecture, labels, head) <= max_params
+        return within_limits and cost.params(architecture, num_labels, head) <= max_params
 
     wider = range(least + 1, base.inner + 1)
     return of_width(least + bisect_left(wider, True, key=lambda inner: not fits(of_width(inner))))
@@ -255,7 +255,7 @@ def largest_uniform(
 def uniform_slice(config: StudyConfig, space: Space) -> Architecture:
     """The `largest_uniform` slice in this space of the study."""
     whole, least = base_model(config, space.base, space.graph), min(1, *space.genes["stack"])
-    return largest_uniform(whole, space.labels, space.max_params, space.limits, space.head, least)
+    return largest_uniform(whole, space.num_labels, space.max_params, space.limits, space.head, least)
 
 
 def ffn_of_width(base: Base, graph: FFNGraph, inner: int) -> FFN:

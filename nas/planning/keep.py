@@ -102,7 +102,7 @@ def with_budget(
     config: StudyConfig,
     base: Base,
     graph: FFNGraph,
-    labels: int,
+    num_labels: int,
     head: cost.HeadCost,
     maximum: int | None,
     slack: float,
@@ -110,13 +110,13 @@ def with_budget(
     """The configuration with a budget in place of `keep`.
 
     Args:
-        labels, head: of the students, see `search_spaces.cost.params`.
+        num_labels, head: of the students, see `search_spaces.cost.params`.
         maximum: the upper bound on the cost that `keep` minimizes (latencies in microseconds); None: the base model's
             parameters are the only bound.
         slack: see `nas.config.space.SpaceTable`.
     """
     assert config.keep is not None
-    whole = cost.params(base_model(config, base, graph), labels, head)
+    whole = cost.params(base_model(config, base, graph), num_labels, head)
     changes: dict[str, Any] = {"uniform": None, "max_params": config.space.max_params or whole, "slack": slack}
     if maximum is not None:
         limit = f"{maximum / 1000}ms" if config.keep.cost == "latency" else maximum

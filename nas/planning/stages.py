@@ -5,7 +5,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.stages import StageTable
@@ -36,6 +35,7 @@ from search_spaces.cost import HeadCost
 from search_spaces.genes import GENES
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import DENSE
+from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
 # Stages that refine an architecture, each with the stage whose winner it refines by default.
@@ -89,7 +89,9 @@ class Plan:
         return f"stage-{self.stage}"
 
 
-def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architecture | None, limits: Any) -> Plan:
+def plan(
+    config: StudyConfig, workspace: Workspace, stage: str, start: Architecture | None, limits: tuple[Limit, ...]
+) -> Plan:
     """The plan of stage "1", "2" or "3".
 
     Raises:
@@ -97,7 +99,7 @@ def plan(config: StudyConfig, workspace: Workspace, stage: str, start: Architect
     """
     base, graph = workspace.base()
     head = workspace.folders.task.type.head
-    space = space_of(config, base, graph, workspace.labels, head, stage, start, limits)
+    space = space_of(config, base, graph, workspace.num_labels, head, stage, start, limits)
     baselines = first_baselines(config, space, stage, start)
     if start is None:
         baselines.append((globally_important(space, graph, workspace), GLOBAL, None))
@@ -112,16 +114,16 @@ def space_of(
     config: StudyConfig,
     base: Base,
     graph: FFNGraph,
-    labels: int,
+    num_labels: int,
     head: HeadCost,
     stage: str,
     start: Architecture | None,
-    limits: Any,
+    limits: tuple[Limit, ...],
 ) -> Space:
     """The search space of a stage, see `nas.planning.budget.budgeted_space`."""
     rate = config.stage(stage).mutation_rate
     return budgeted_space(
-        config, base, graph, labels, limits=limits, mutation_rate=rate, start=start, vary=varied(stage), head=head
+        config, base, graph, num_labels, limits=limits, mutation_rate=rate, start=start, vary=varied(stage), head=head
     )
 
 

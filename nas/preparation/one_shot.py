@@ -61,7 +61,7 @@ def prepare_one_shot(
         folders = replace(tasks[0], texts=given.folders.texts)
         create(contexts[0], supernet_entries(contexts[0], folders))
         workspace = replace(given, config=config, folders=folders, supernet=supernet_path(contexts[0]))
-        space = with_labels(space, config, workspace.labels, tasks[0].task.type.head)
+        space = with_num_labels(space, config, workspace.num_labels, tasks[0].task.type.head)
     smallest, largest = extremes(space)
     stored = stored_architecture(largest, space)
     key = fingerprint(
@@ -103,17 +103,17 @@ def one_shot_work(config: StudyConfig) -> tuple[Work, ...]:
     return tuple(Work("one-shot supernet: training", largest(config), recipe, passes) for recipe in tables)
 
 
-def with_labels(space: Space, config: StudyConfig, labels: int, head: cost.HeadCost) -> Space:
+def with_num_labels(space: Space, config: StudyConfig, num_labels: int, head: cost.HeadCost) -> Space:
     """The space for a task with this number of outputs. Bounds on the parameters that follow from `space.uniform` in
     the configuration follow the size of the head.
     """
     any_architecture, _ = extremes(space)
-    more = cost.params(any_architecture, labels, head) - cost.params(any_architecture, space.labels, head)
+    more = cost.params(any_architecture, num_labels, head) - cost.params(any_architecture, space.num_labels, head)
     bounds = {
         name: getattr(space, name) + (more if getattr(config.space, name) is None else 0)
         for name in ("min_params", "max_params")
     }
-    return replace(space, labels=labels, **bounds)
+    return replace(space, num_labels=num_labels, **bounds)
 
 
 def largest_model(workspace: OneShotWorkspace) -> PreTrainedModel:

@@ -66,7 +66,7 @@ class Workspace:
         return token_frequencies(self.folders.rows("train"), vocabulary)
 
     @property
-    def labels(self) -> int:
+    def num_labels(self) -> int:
         """The number of outputs of the task's head."""
         return int(AutoConfig.from_pretrained(self.folders.teacher).num_labels)
 

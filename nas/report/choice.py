@@ -60,7 +60,7 @@ def cheapest_keeping(candidates: Sequence[Candidate], stage: Stage, fraction: fl
         )
     teacher = stage.teacher["score"]
     if teacher <= 0:
-        raise ConfigError(f"--keep: the teacher's score is {teacher:.4f}, of which no share can be kept")
+        raise ConfigError(f"--keep: the teacher's score is {teacher:.4f}, of which no fraction can be kept")
     metrics = {candidate.number: stage.metric(candidate) or 0.0 for candidate in candidates}
     enough = [candidate for candidate in candidates if metrics[candidate.number] >= fraction * teacher]
     if not enough:

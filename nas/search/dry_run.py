@@ -115,16 +115,16 @@ def first_plan(
     config, stage = search.config, search.stages[0]
     base, graph = base_of_study(config)
     head = task_type_of(config, config.task).head
-    labels = workspace.labels if has(workspace) else classes(workspace)
+    num_labels = workspace.num_labels if has(workspace) else classes(workspace)
     if config.keep is not None:  # the search finds the budget
-        config = keep.with_budget(config, base, graph, labels, head, None, 1.0)
-    limits = macs_limits(config, base, labels, head)
+        config = keep.with_budget(config, base, graph, num_labels, head, None, 1.0)
+    limits = macs_limits(config, base, num_labels, head)
     if has(workspace):
         if measured:
             limits = limits_of(config, workspace, search.cluster.device)
         planned = plan(config, workspace, stage, start, limits)
         return planned.space, planned.baselines
-    space = space_of(config, base, graph, labels, head, stage, start, limits)
+    space = space_of(config, base, graph, num_labels, head, stage, start, limits)
     return space, first_baselines(config, space, stage, start)
 
 
@@ -179,8 +179,8 @@ def show_baselines(
         table.add_column(column, justify="left" if column == "baseline" else "right", no_wrap=True)
     for architecture, origin, _ in baselines:
         costs = [
-            f"{cost.params(architecture, space.labels, space.head):,}",
-            f"{cost.macs(architecture, labels=space.labels, head=space.head):,}",
+            f"{cost.params(architecture, space.num_labels, space.head):,}",
+            f"{cost.macs(architecture, num_labels=space.num_labels, head=space.head):,}",
             *(f"{limit.total(architecture) / 1000:.2f} ms" for limit in space.limits if limit.name in extra),
         ]
         table.add_row(origin, *costs, "yes" if space.within_budget(architecture) else "no")

@@ -136,7 +136,7 @@ class Search:
         """The configuration with a budget in place of `keep`, see `nas.planning.keep.with_budget`."""
         base, graph = self.workspace.base()
         head = self.workspace.folders.task.type.head
-        return keep.with_budget(self.given, base, graph, self.workspace.labels, head, maximum, slack)
+        return keep.with_budget(self.given, base, graph, self.workspace.num_labels, head, maximum, slack)
 
     def first(self) -> Plan:
         """The plan of the first stage, which refines the chosen start or the winner of the stage before it.
@@ -325,7 +325,7 @@ class Search:
     def _ladder(self, widest: Plan, name: str) -> list[int]:
         """The budgets that `keep` tries, the largest first."""
         space = widest.space
-        heads = partial(head_params, labels=space.labels, head=space.head)
+        heads = partial(head_params, num_labels=space.num_labels, head=space.head)
         limit = Limit("params", embedding_params(space.base), layer_params, keep.UNBOUNDED, heads)
         if name != "params":
             bounded = limits_of(

@@ -106,9 +106,9 @@ def architecture_attributes(architecture: Architecture, space: Space) -> dict[st
     """The attributes of a trial that describe its architecture to people."""
     return {
         WITHIN_BUDGET: space.within_budget(architecture),
-        "params": cost.params(architecture, space.labels, space.head),
-        "params_active": cost.params_active(architecture, space.labels, space.head),
-        "macs": cost.macs(architecture, labels=space.labels, head=space.head),
+        "params": cost.params(architecture, space.num_labels, space.head),
+        "params_active": cost.params_active(architecture, space.num_labels, space.head),
+        "macs": cost.macs(architecture, num_labels=space.num_labels, head=space.head),
     } | {limit.name: limit.total(architecture) for limit in space.limits}
 
 
@@ -121,7 +121,7 @@ def constraints(architecture: Architecture, space: Space) -> list[float]:
     """By how much an architecture violates each bound of the budget: the lower and the upper bound on parameters, then
     the limits. All values are at most 0 if it is within the budget.
     """
-    params = cost.params(architecture, space.labels, space.head)
+    params = cost.params(architecture, space.num_labels, space.head)
     excess = [space.min_params - params, params - space.max_params]
     return [float(value) for value in (*excess, *(limit.total(architecture) - limit.maximum for limit in space.limits))]
 

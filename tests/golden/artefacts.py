@@ -37,7 +37,7 @@ def write() -> None:
     student = folder / STUDENT
     student.mkdir(parents=True)
     torch.manual_seed(0)
-    model = shaken(build(architecture(), labels=3), 0).eval()
+    model = shaken(build(architecture(), num_labels=3), 0).eval()
     model.save_pretrained(student)
     for code in student.glob("*.py"):
         code.unlink()  # the present version's own is tested

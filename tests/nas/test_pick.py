@@ -32,7 +32,7 @@ SPACE = Space(
     min(PARAMS),
     max(PARAMS),
     0.1,
-    labels=2,
+    num_labels=2,
 )
 
 

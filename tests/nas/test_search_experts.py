@@ -52,14 +52,14 @@ def studied(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -
 def test_stages_1_and_3_search_experts(studied: Path) -> None:
     for stage in ("1", "3"):
         trials = trials_of(studied, f"stage-{stage}")
-        found = {genes.experts for trial in trials for genes in ledger.architecture_of(trial).ffns}
+        found = {ffn.experts for trial in trials for ffn in ledger.architecture_of(trial).ffns}
         assert DENSE in found and len(found) > 2
         assert {layer.attention.experts for trial in trials for layer in ledger.architecture_of(trial).layers} == {1, 2}
         for trial in trials:
             architecture = ledger.architecture_of(trial)
             attributes = trial.user_attrs
             assert attributes["params_active"] == cost.params_active(architecture, 3) <= attributes["params"]
-            mixtures = [place for place, genes in enumerate(architecture.ffns) if genes.experts != DENSE]
+            mixtures = [place for place, ffn in enumerate(architecture.ffns) if ffn.experts != DENSE]
             loads = [load for load in attribute(trial, EXPERT_LOAD, []) if load["part"] == "ffn"]
             assert sorted({load["layer"] for load in loads}) == mixtures
             assert all(sum(load["shares"]) == pytest.approx(1) for load in loads)
@@ -92,7 +92,7 @@ def test_a_mixture_is_trained_and_exported(
     mixtures = [
         ledger.architecture_of(trial)
         for trial in trials_of(studied, "stage-1")
-        if any(genes.experts.gated for genes in ledger.architecture_of(trial).ffns)
+        if any(ffn.experts.gated for ffn in ledger.architecture_of(trial).ffns)
     ]
     chosen = mixtures[0]
     chosen.save(studied / "mixture.json")

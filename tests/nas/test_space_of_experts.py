@@ -19,7 +19,7 @@ def box(*experts: dict[str, object], **changes: object) -> Space:
     """The space of the demo with these experts, on a small base."""
     more = {f"space.{key}": value for key, value in changes.items()} | ({"space.experts": experts} if experts else {})
     config = load_config("demo", SIZES | {"space.uniform": "1/2", "space.slack": 0.3} | more)
-    return budgeted_space(config, BASE, GELU, labels=4)
+    return budgeted_space(config, BASE, GELU, num_labels=4)
 
 
 def test_experts_come_back_from_toml() -> None:
@@ -161,7 +161,7 @@ def test_limits_count_them() -> None:
     (limit,) = macs_limits(config, BASE, 4, cost.CLASSIFIER)
     for experts in (1, 4):
         architecture = Architecture.uniform(BASE, expansion=Fraction(1, 2), attention_experts=experts)
-        assert limit.total(architecture) == cost.macs(architecture, labels=4)
+        assert limit.total(architecture) == cost.macs(architecture, num_labels=4)
 
 
 def test_limits_that_leave_nothing() -> None:

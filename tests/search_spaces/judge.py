@@ -39,7 +39,7 @@ def draws(count: int, rng: random.Random) -> list[FFNGraph]:
     ]
     graphs: list[FFNGraph] = []
     while len(graphs) < count:
-        graphs += [genes.graph for space in spaces for genes in space.sample(rng).ffns]
+        graphs += [ffn.graph for space in spaces for ffn in space.sample(rng).ffns]
     return graphs[:count]
 
 

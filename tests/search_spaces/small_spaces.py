@@ -44,7 +44,7 @@ def members(space: Space, graphs: Sequence[FFNGraph]) -> list[Architecture]:
     return [
         one
         for one in every
-        if space.min_params <= cost.params(one, space.labels) <= space.max_params
+        if space.min_params <= cost.params(one, space.num_labels) <= space.max_params
         and all(limit.total(one) <= limit.maximum for limit in space.limits)
     ]
 

@@ -134,7 +134,7 @@ def test_growth_without_bounds_is_refused() -> None:
 @given(architectures(), st.integers(1, 5))
 def test_twins_have_one_key(architecture: Architecture, steps: int) -> None:
     rng = random.Random(steps)
-    twins = (replace(genes, graph=rewritten(genes.graph, rng, steps)) for genes in architecture.ffns)
+    twins = (replace(ffn, graph=rewritten(ffn.graph, rng, steps)) for ffn in architecture.ffns)
     try:
         key = function_key(architecture)
     except GraphError:

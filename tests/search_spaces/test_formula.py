@@ -43,12 +43,12 @@ def test_latex() -> None:
 def test_no_ffn_is_said() -> None:
     architecture = Architecture.of_ffns(Base(2, 8, 2, 8), (FFN(stack=0), FFN()))
     assert layers_latex(architecture) == [r"\text{no FFN}", latex(GELU)]
-    assert [genes.formula for genes in architecture.ffns] == ["no FFN", str(GELU)]
+    assert [ffn.formula for ffn in architecture.ffns] == ["no FFN", str(GELU)]
 
 
 def test_latex_of_layers() -> None:
     formulas = layers_latex(PUBLISHED["efficientbert"])
-    assert formulas == [latex(genes.graph) for genes in PUBLISHED["efficientbert"].ffns]
+    assert formulas == [latex(ffn.graph) for ffn in PUBLISHED["efficientbert"].ffns]
     assert len(set(formulas)) == 6
 
 

@@ -55,7 +55,7 @@ def embeddings(architecture: Architecture) -> int:
 
 
 QUANTITIES: dict[str, Callable[[Architecture], float]] = {
-    "M with pooler": lambda one: cost.params(one, labels=0) / 1e6,
+    "M with pooler": lambda one: cost.params(one, num_labels=0) / 1e6,
     "M of the encoder": lambda one: cost.params_encoder(one) / 1e6,
     "M effective": lambda one: cost.params_effective(one) / 1e6,
     "M with relation maps": lambda one: cost.params_minimoe(one) / 1e6,

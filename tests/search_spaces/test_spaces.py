@@ -60,7 +60,7 @@ class Scripted:
 
 def assert_member(space: Space, architecture: Architecture) -> None:
     assert architecture.base == space.base
-    assert space.min_params <= cost.params(architecture, space.labels) <= space.max_params
+    assert space.min_params <= cost.params(architecture, space.num_labels) <= space.max_params
     for genes in architecture.ffns:
         assert not broken_rules(genes.graph)
         assert genes.stack in space.genes["stack"]
@@ -327,7 +327,7 @@ def test_choices_are_the_inverse_of_suggest(kind: str, gated: bool) -> None:
     for seed in range(60):
         architecture = space.sample(random.Random(seed))
         assert architecture in space
-        assert space.min_params <= cost.params(architecture, space.labels) <= space.max_params
+        assert space.min_params <= cost.params(architecture, space.num_labels) <= space.max_params
         trial = optuna.trial.FixedTrial(space.choices(architecture))
         assert space.suggest(trial) == architecture
 
@@ -396,7 +396,7 @@ def test_bounds_of_which_each_alone_is_kept() -> None:
     macs = Limit("macs", 7, lambda base, layer: layer.ffn.stack * layer.ffn.inner(base), 7 + 3 * 12)
     latency = Limit("latency", 0, lambda base, layer: layer.ffn.stack * 1000, 10**18)
     space = small_space(1, 10**6)
-    largest = cost.params(Architecture.uniform(space.base, stack=max(space.genes["stack"])), space.labels)
+    largest = cost.params(Architecture.uniform(space.base, stack=max(space.genes["stack"])), space.num_labels)
     within = replace(space, limits=(macs, latency))
     assert space.size_count() > within.size_count() > 0
     with pytest.raises(SpaceError) as caught:

@@ -63,7 +63,7 @@ def test_the_latency_decides_for_no_ffn() -> None:
     assert wide not in space
     assert without_ffn(wide, 1) in space
     best = max((space.sample(random.Random(seed)) for seed in range(300)), key=cost.params)
-    assert sorted(genes.inner(space.base) for genes in best.ffns) == [0, 48, 48]
+    assert sorted(ffn.inner(space.base) for ffn in best.ffns) == [0, 48, 48]
     with pytest.raises(SpaceError, match=r"keeps to latency 0\.11 ms: the smallest in this space is 0\.286 ms; raise"):
         replace(space, genes={**space.genes, "stack": (1,)}, limits=(replace(latency, maximum=110),))
     assert replace(space, limits=(replace(latency, maximum=110),)).size_count() == 1

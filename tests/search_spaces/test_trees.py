@@ -158,7 +158,7 @@ def test_all_released_trees_can_be_expressed(few: None, height: int) -> None:
         "project(mul(expand(x),add(x,tanh(x))))",
         "add(max(project(gelu(expand(x))),x),mul(x,sigmoid(x)))",
         "project(mul(mul(expand(x),x),mul(expand(x),x)))",
-        *sorted({str(genes.graph) for genes in PUBLISHED["efficientbert"].ffns}),
+        *sorted({str(ffn.graph) for ffn in PUBLISHED["efficientbert"].ffns}),
     ],
 )
 def test_graphs_that_are_reached(text: str) -> None:
@@ -220,7 +220,7 @@ def test_samples_are_members(kind: str, height: int, gated: bool) -> None:
         assert architecture in space
         choices = space.choices(architecture)
         assert space.suggest(Recorded(choices)) == architecture
-        heights |= {height_of(str(genes.graph)) for genes in architecture.ffns}
+        heights |= {height_of(str(ffn.graph)) for ffn in architecture.ffns}
     assert heights <= set(range(3, height + 1)) and max(heights) == height
 
 
@@ -292,7 +292,7 @@ def test_a_start_with_nested_operations() -> None:
     space: Space = replace(small_space(1, 10**9, mutation_rate=0.0), max_height=7)
     graph = FFNGraph.parse("project(gelu(expand(mul(add(x,tanh(x)),x))))")
     start = replace(space.sample(random.Random(0)))
-    start = start.with_ffns(tuple(replace(genes, graph=graph) for genes in start.ffns))
+    start = start.with_ffns(tuple(replace(ffn, graph=graph) for ffn in start.ffns))
     later = replace(space, start=start, vary=frozenset({GRAPHS}))
     assert later.sample(random.Random(1)) == start and start in later
     plain = replace(later, max_height=None)

@@ -43,7 +43,7 @@ def test_parameters_are_the_closed_form() -> None:
 @given(strategies.architectures())
 def test_parameters_of_experts(architecture: Architecture) -> None:
     with torch.device("meta"):
-        model = build(architecture, labels=3)
+        model = build(architecture, num_labels=3)
     idle = 0
     for layer, own in zip(model.bert.encoder.layer, architecture.layers, strict=True):
         for module in layer.modules():
@@ -66,8 +66,8 @@ def test_parameters_of_experts(architecture: Architecture) -> None:
     prefix = "bert.encoder.layer."
     assert tables == {
         f"{prefix}{layer}.router.table": (architecture.base.vocabulary,)
-        for layer, genes in enumerate(architecture.ffns)
-        if genes.experts.count > 1 and not genes.experts.gated
+        for layer, ffn in enumerate(architecture.ffns)
+        if ffn.experts.count > 1 and not ffn.experts.gated
     }
     assert tables.keys() <= model.state_dict().keys()
 
@@ -83,10 +83,10 @@ def test_configuration_survives_json() -> None:
         for more in (("token_gate", 2, Fraction(5, 4)), ("hash",))
     ]
     for architecture in [*drawn(20), *mixtures]:
-        config = config_of(architecture, labels=4)
+        config = config_of(architecture, num_labels=4)
         again = type(config).from_dict(config.to_dict())
         assert again.to_dict() == config.to_dict()
-        assert [entry["formula"] for entry in again.ffn] == [str(genes.graph) for genes in architecture.ffns]
+        assert [entry["formula"] for entry in again.ffn] == [str(ffn.graph) for ffn in architecture.ffns]
 
 
 def test_configuration_of_experts() -> None:
@@ -183,7 +183,7 @@ def test_base_of_teacher(act: str) -> None:
 
 @pytest.mark.parametrize("head", ["none", *TASK_TYPES])
 def test_every_head_trains(head: str) -> None:
-    model = build(next(architectures(1)), TASK_TYPES.get(head), labels=2)
+    model = build(next(architectures(1)), TASK_TYPES.get(head), num_labels=2)
     outputs = model(**{name: tensor for name, tensor in batch().items() if name != "labels"})
     sum(tensor.square().sum() for tensor in outputs.values()).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

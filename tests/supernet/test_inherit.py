@@ -110,10 +110,10 @@ def test_too_small_supernets() -> None:
 FREQUENCIES = torch.arange(50) % 7
 
 
-def cut(tensor: Tensor, dimension: int, base: Base, genes: FFN, ends: int) -> Tensor:
+def cut(tensor: Tensor, dimension: int, base: Base, ffn: FFN, ends: int) -> Tensor:
     """MoEBERT's rule on a tensor of a dense block: the parts of all experts, cut at `ends` channels."""
     order = list(range(base.inner))
-    count, inner, shared = genes.experts.count, genes.inner(base), genes.shared_channels(base)
+    count, inner, shared = ffn.experts.count, ffn.inner(base), ffn.shared_channels(base)
     parts = []
     for expert in range(count):
         own = (order[:shared] + order[shared:][expert::count])[:inner]
@@ -139,27 +139,27 @@ def of_experts(weights: dict[str, Tensor], architecture: Architecture) -> dict[s
         elif size:
             expected[name] = tensor[:, :size] if "output" in name else tensor[:size]
     expected = {name: tensor for name, tensor in expected.items() if ".ffn." not in name}
-    for layer, genes in enumerate(architecture.ffns):
-        prefix, experts = f"bert.encoder.layer.{layer}.", genes.experts
-        inner, projected, count = genes.inner(base), project_width(base, genes), experts.count
+    for layer, ffn in enumerate(architecture.ffns):
+        prefix, experts = f"bert.encoder.layer.{layer}.", ffn.experts
+        inner, projected, count = ffn.inner(base), project_width(base, ffn), experts.count
         if (attentions := architecture.layers[layer].attention.experts) > 1:
             expected[prefix + "attention.router.weight"] = (attentions, base.width)
         if count > 1 and not experts.gated:
             expected[prefix + "router.table"] = routing_table(experts, base.vocabulary, layer, FREQUENCIES)
-        for block in range(genes.stack):
+        for block in range(ffn.stack):
             own = f"{prefix}ffn.{block}."
             if experts.gated:
                 expected[own + "router.weight"] = (count, base.width)
-            for part in ("expand", "gate") if genes.graph.gated else ("expand",):
+            for part in ("expand", "gate") if ffn.graph.gated else ("expand",):
                 for kind in ("weight", "bias"):
                     name = f"{own}{part}.{kind}"
                     if name in weights:
-                        expected[name] = cut(weights[name], 0, base, genes, inner)
+                        expected[name] = cut(weights[name], 0, base, ffn, inner)
                     else:
                         like = expected[name.replace("gate", "expand")]
                         expected[name] = torch.zeros_like(like) if kind == "weight" else torch.ones_like(like)
             name = own + "project.weight"
-            expected[name] = cut(weights[name], 1, base, genes, projected)
+            expected[name] = cut(weights[name], 1, base, ffn, projected)
             bias = weights[own + "project.bias"]
             expected[own + "project.bias"] = torch.stack([bias] * count) if count > 1 else bias
             for kind in ("weight", "bias"):

@@ -61,7 +61,7 @@ SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, 1, 10**9, start=
 def supernet() -> OneShotSupernet:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = shaken(build(LARGEST, labels=3, template=bert(num_hidden_layers=3).config))
+        model = shaken(build(LARGEST, num_labels=3, template=bert(num_hidden_layers=3).config))
         heads = {task: nn.Linear(BASE.width, labels) for task, labels in TASKS.items()}
     return OneShotSupernet(model, heads).eval()
 
@@ -248,7 +248,7 @@ EXPERTS = (
 def test_experts_are_slices_with_gates_of_their_own() -> None:
     # Experts of the second graph are made out of channels that the graph itself would leave out.
     stored = LARGEST.with_ffns((LARGEST.ffns[0], LARGEST.ffns[0], LARGEST.ffns[2]))
-    model = shaken(build(stored, labels=3, template=bert(num_hidden_layers=3).config))
+    model = shaken(build(stored, num_labels=3, template=bert(num_hidden_layers=3).config))
     shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS).eval()
     layers = (
         replace(GENES, graph=graph, stack=stack, experts=experts)
@@ -259,7 +259,7 @@ def test_experts_are_slices_with_gates_of_their_own() -> None:
     weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
     head = {f"classifier.{name}": value for name, value in shared.heads["first"].state_dict().items()}
     inherited = inherit(weights | gates, architecture) | head
-    alone = build(architecture, labels=3, template=shared.config, weights=inherited).eval()
+    alone = build(architecture, num_labels=3, template=shared.config, weights=inherited).eval()
     features = inputs(batch())
     shared.activate(architecture, "first")
     actual = shared(**features).logits
@@ -277,7 +277,7 @@ def test_experts_are_slices_with_gates_of_their_own() -> None:
 def test_gates_of_attention_are_the_learned_ones() -> None:
     """In the slice as in the supernet itself."""
     largest = Architecture.of_ffns(BASE, LARGEST.ffns, attention_experts=2)
-    model = shaken(build(largest, labels=3, template=bert(num_hidden_layers=3).config))
+    model = shaken(build(largest, num_labels=3, template=bert(num_hidden_layers=3).config))
     shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}).eval()
     expected = shared(**inputs(batch())).logits
     shared.activate(largest, "first")
@@ -290,11 +290,11 @@ def test_gates_of_attention_are_the_learned_ones() -> None:
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2, 2), (3, 3, 3), (1, 3, 2)])
 def test_an_attention_with_fewer_experts_has_the_first_ones(counts: tuple[int, ...]) -> None:
     """Compared with a model whose weights are cut by hand; gradients reach these experts alone."""
-    model = shaken(build(Architecture.of_ffns(BASE, LARGEST.ffns, attention_experts=3), labels=3))
+    model = shaken(build(Architecture.of_ffns(BASE, LARGEST.ffns, attention_experts=3), num_labels=3))
     shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}).eval()
     attentions = (Attention(BASE.heads, count) for count in counts)
     architecture = Architecture(BASE, tuple(map(Layer, attentions, MIXED.ffns)))
-    alone = build(architecture, labels=3, template=shared.config).eval()
+    alone = build(architecture, num_labels=3, template=shared.config).eval()
     state = inherit({name: value for name, value in model.state_dict().items() if ".ffn." in name}, MIXED)
     for name, value in model.state_dict().items():
         if (".attention." in name and value.dim() == (3 if name.endswith("weight") else 2)) or "router" in name:
@@ -323,7 +323,7 @@ def test_tables_and_gates_depend_on_the_seed() -> None:
     largest = LARGEST.with_ffns(LARGEST.ffns[:1] * 3)
     recorded: dict[int, tuple[Tensor, Tensor]] = {}
     for seed in (0, 3):
-        model = build(largest, labels=3, template=bert(num_hidden_layers=3).config)
+        model = build(largest, num_labels=3, template=bert(num_hidden_layers=3).config)
         shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS, seed=seed)
         shared.activate(architecture, "first")
         state = shared.state()

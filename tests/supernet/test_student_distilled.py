@@ -106,7 +106,7 @@ def test_a_student_of_an_architecture_is_distilled(
     params = cost.params(architecture, 2)
     assert found["models"]["student"]["params"] == found["models"]["student, before"]["params"] == params
     routed = {(load["layer"], load["part"]) for load in found["expert_load"]}
-    expected = {(place, "ffn") for place, genes in enumerate(architecture.ffns) if genes.experts.count > 1}
+    expected = {(place, "ffn") for place, ffn in enumerate(architecture.ffns) if ffn.experts.count > 1}
     expected |= {(place, "attention") for place in range(2) if architecture.layers[place].attention.experts > 1}
     expected |= {(-1, "head")} if architecture.head.experts > 1 else set()
     assert routed == expected

@@ -53,7 +53,7 @@ def test_drawn_graphs_are_trained_and_then_gone(accelerator: Accelerator) -> Non
     drawn = [[graph] * 3 for graph in graphs(200) if project_width(BASE, FFN(graph)) == BASE.inner][:6]
     rest = iter(drawn)
     recorded: list[list[Program]] = []
-    supernet = build(Architecture.uniform(BASE, stack=2), labels=3)
+    supernet = build(Architecture.uniform(BASE, stack=2), num_labels=3)
     original = programs(supernet)
     warm(
         accelerator,
@@ -74,7 +74,7 @@ def test_drawn_graphs_are_trained_and_then_gone(accelerator: Accelerator) -> Non
 def test_a_graph_that_does_not_fit_leaves_its_layer(accelerator: Accelerator) -> None:
     narrow, fits = FFNGraph.parse("project(add(expand(x),x))"), FFNGraph.parse("project(relu(expand(x)))")
     recorded: list[list[Program]] = []
-    supernet = build(Architecture.uniform(BASE, stack=2), labels=3)
+    supernet = build(Architecture.uniform(BASE, stack=2), num_labels=3)
     original = programs(supernet)
     warm(
         accelerator,
@@ -89,7 +89,7 @@ def test_a_graph_that_does_not_fit_leaves_its_layer(accelerator: Accelerator) ->
 @pytest.mark.parametrize("step", [0, 1])
 def test_programs_are_restored_after_an_exception(accelerator: Accelerator, step: int) -> None:
     relu = FFNGraph.parse("project(relu(expand(x)))")
-    supernet = build(Architecture.uniform(BASE, stack=2), labels=3)
+    supernet = build(Architecture.uniform(BASE, stack=2), num_labels=3)
     original = programs(supernet)
     draws = iter([[relu] * 3] * step + [[relu] * 2])
     with pytest.raises(ValueError, match="shorter"):

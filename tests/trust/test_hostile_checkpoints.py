@@ -50,7 +50,7 @@ def student(tmp_path: Path) -> Path:
     architecture = Architecture.uniform(
         BASE, expansion=Fraction(1, 4), experts=Experts(4, routing="token_gate", capacity=Fraction(5, 4))
     )
-    build(architecture, labels=2).save_pretrained(folder)
+    build(architecture, num_labels=2).save_pretrained(folder)
     save_tokenizer(folder)
     architecture.save(folder / "architecture.json")
     (folder / "config.toml").write_text(load_config("demo").to_toml())

@@ -66,7 +66,7 @@ def test_scores_are_what_eager_attention_normalises() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("searched", [False, True])
 def test_hidden_states_and_logits(searched: bool) -> None:
-    model = shaken(build(next(architectures(1)), labels=3)).eval() if searched else bert()
+    model = shaken(build(next(architectures(1)), num_labels=3)).eval() if searched else bert()
     found = run(model, batch(), frozenset({HIDDEN_STATES, LOGITS}))
     expected = model(**inputs(batch()), output_hidden_states=True)
     assert torch.equal(found.logits, expected.logits)
@@ -109,7 +109,7 @@ def test_no_hook_stays_after_an_error() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("searched", [False, True])
 def test_relations_are_the_last_layers(searched: bool) -> None:
-    model = shaken(build(next(architectures(1)), labels=3)).eval() if searched else bert(num_hidden_layers=3)
+    model = shaken(build(next(architectures(1)), num_labels=3)).eval() if searched else bert(num_hidden_layers=3)
     found = run(model, batch(), frozenset({RELATIONS, HIDDEN_STATES, ATTENTION_SCORES}))
     attention = model.base_model.encoder.layer[-1].attention.self
     before = found.hidden_states[-2]

@@ -61,7 +61,7 @@ def mixture(tmp_path: Path) -> Path:
     folder.mkdir()
     own = tokenizer(folder, words)
     architecture = Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=Experts(4, routing="token_gate"))
-    build(architecture, labels=2).save_pretrained(folder)
+    build(architecture, num_labels=2).save_pretrained(folder)
     own.save_pretrained(folder)
     return folder
 
@@ -106,10 +106,10 @@ def test_the_card(checkpoint: Path, exported: Path) -> None:
     difference = score["difference"]
     assert f"{difference['value']:+.4f} ± {difference['standard_error']:.4f}" in card.text
     architecture = Architecture.load(checkpoint / "architecture.json")
-    for number, genes in enumerate(architecture.ffns, start=1):
-        inner = genes.inner(architecture.base)
-        formula = f"`{genes.formula}`"
-        assert f"| {number} | {genes.stack} | {inner} | {formula} |" in card.text
+    for number, ffn in enumerate(architecture.ffns, start=1):
+        inner = ffn.inner(architecture.base)
+        formula = f"`{ffn.formula}`"
+        assert f"| {number} | {ffn.stack} | {inner} | {formula} |" in card.text
     assert "`numpy`, `python`, `torch`" in card.text
     assert "ffn-train-final architecture.json --preset config.toml --seed 0 --out final" in card.text
     assert "ffn-export final --out my-student --skip-latency" in card.text

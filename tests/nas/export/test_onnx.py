@@ -47,7 +47,7 @@ def operations(mismatch: str) -> Any:
     assert used == EXPORTED_OPERATIONS
     base = replace(BASE, depth=len(graphs), mismatch=mismatch, embedding=7 if mismatch == "wide" else None)
     layers = tuple(FFN(graph, 1 + number % 2, HALF) for number, graph in enumerate(graphs))
-    return shaken(build(Architecture.of_ffns(base, layers), labels=3)).eval()
+    return shaken(build(Architecture.of_ffns(base, layers), num_labels=3)).eval()
 
 
 def of_head(head: str) -> Any:

@@ -41,7 +41,7 @@ HEADS = [known.head for known in TASK_TYPES.values()]
 
 def box(limits: tuple[Limit, ...] = (), head: cost.HeadCost = cost.CLASSIFIER, **changes: object) -> Space:
     config = load_config("demo", TABLE | {f"space.{key}": value for key, value in changes.items()})
-    return budgeted_space(config, BASE, GELU, labels=4, limits=limits, head=head)
+    return budgeted_space(config, BASE, GELU, num_labels=4, limits=limits, head=head)
 
 
 def test_the_box_reaches_from_slack_below_up_to_the_uniform_slice() -> None:
@@ -50,7 +50,7 @@ def test_the_box_reaches_from_slack_below_up_to_the_uniform_slice() -> None:
     smallest = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
     assert space.max_params == uniform
     assert space.min_params == uniform - int(0.3 * (uniform - smallest))
-    assert space.labels == 4
+    assert space.num_labels == 4
     assert box(max_params=uniform - 100).max_params == uniform - 100
     assert box(min_params=uniform - 5).min_params == uniform - 5
 
@@ -83,14 +83,14 @@ def test_the_largest_uniform_slice_is_the_largest(spare: int) -> None:
 
 def test_global_importance_keeps_the_most_important_neurons(tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    space = budgeted_space(tiny_study.config, base, graph, workspace.labels)
+    space = budgeted_space(tiny_study.config, base, graph, workspace.num_labels)
     found = globally_important(space, graph, workspace)
-    uniform = largest_uniform(Architecture.uniform(base, graph), workspace.labels, space.max_params)
-    assert cost.params(found, workspace.labels) == cost.params(uniform, workspace.labels) == space.max_params
-    assert {genes.stack for genes in found.ffns} == {1}
-    assert {genes.graph for genes in found.ffns} == {graph}
+    uniform = largest_uniform(Architecture.uniform(base, graph), workspace.num_labels, space.max_params)
+    assert cost.params(found, workspace.num_labels) == cost.params(uniform, workspace.num_labels) == space.max_params
+    assert {ffn.stack for ffn in found.ffns} == {1}
+    assert {ffn.graph for ffn in found.ffns} == {graph}
     # No other division of as many neurons over two layers keeps more importance.
-    inner = [genes.inner(base) for genes in found.ffns]
+    inner = [ffn.inner(base) for ffn in found.ffns]
     worth = [[0.0, *scores.cumsum(0).tolist()] for scores in workspace.importance()]
     kept = sum(layer[size] for layer, size in zip(worth, inner, strict=True))
     total = sum(inner)
@@ -133,16 +133,16 @@ def test_a_latency_in_which_not_all_layers_have_an_ffn() -> None:
     assert largest_uniform(Architecture.uniform(BASE), 4, space.max_params, (limit,), least=0) == empty
     assert space.min_params == cost.params(Architecture.uniform(BASE, stack=0), 4)
     drawn = [space.sample(random.Random(seed)) for seed in range(200)]
-    assert max(sum(genes.inner(BASE) for genes in one.ffns) for one in drawn) == 48
+    assert max(sum(ffn.inner(BASE) for ffn in one.ffns) for one in drawn) == 48
     assert all(limit.total(one) <= limit.maximum for one in drawn)
 
 
 def test_global_importance_without_room(tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
-    least = cost.params(Architecture.uniform(base, stack=0), workspace.labels)
+    least = cost.params(Architecture.uniform(base, stack=0), workspace.num_labels)
     table = tiny_study.config.space.model_copy(update={"stacks": (0, 1), "max_params": least, "min_params": 1})
     config = tiny_study.config.model_copy(update={"space": table})
-    space = budgeted_space(config, base, graph, workspace.labels)
+    space = budgeted_space(config, base, graph, workspace.num_labels)
     assert globally_important(space, graph, workspace) == Architecture.uniform(base, stack=0)
 
 
@@ -199,7 +199,7 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
     base, graph = workspace.base()
     architecture = Architecture.uniform(base, graph=graph, stack=2, expansion=Fraction(1, 4))
     assert (macs.name, macs.maximum) == ("macs", 10**6)
-    assert macs.total(architecture) == cost.macs(architecture, labels=workspace.labels)
+    assert macs.total(architecture) == cost.macs(architecture, num_labels=workspace.num_labels)
     assert latency.name == "latency"
     assert latency.fixed < latency.maximum
     assert latency.total(architecture) == latency.fixed + 2 * latency.layer_cost(base, architecture.layers[0])
@@ -211,7 +211,7 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
 @pytest.mark.parametrize("limit", ["max_params", "max_macs"])
 def test_the_early_check_refuses_only_what_fits_with_no_head(head: cost.HeadCost, limit: str) -> None:
     smallest = Architecture.uniform(BASE, expansion=Fraction(1, 4))
-    costs = {"max_params": cost.params(smallest, 1, head), "max_macs": cost.macs(smallest, labels=1, head=head)}
+    costs = {"max_params": cost.params(smallest, 1, head), "max_macs": cost.macs(smallest, num_labels=1, head=head)}
 
     def passes(most: int) -> bool:
         config = load_config("demo", TABLE | {f"space.{limit}": most, "space.slack": 1.0})
@@ -224,7 +224,7 @@ def test_the_early_check_refuses_only_what_fits_with_no_head(head: cost.HeadCost
     # From the cost of the smallest architecture on everything passes, whatever its head.
     least = bisect_left(range(costs[limit] + 1), True, key=passes)
     assert least <= costs[limit] and passes(costs[limit])
-    fewest_macs = min(HEADS, key=lambda head: cost.macs(smallest, labels=1, head=head))
+    fewest_macs = min(HEADS, key=lambda head: cost.macs(smallest, num_labels=1, head=head))
     if head == (cost.HeadCost() if limit == "max_params" else fewest_macs):
         assert least == costs[limit]
 

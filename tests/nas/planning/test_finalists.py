@@ -35,7 +35,7 @@ SPACE = Space(
     HALF - 1000,
     HALF,
     0.1,
-    labels=4,
+    num_labels=4,
 )
 
 

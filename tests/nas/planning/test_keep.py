@@ -187,7 +187,7 @@ def test_the_budget_of_other_costs(name: str, shared_study: TinyStudy, tmp_path:
     best = json.loads((tmp_path / "s" / "stage-1" / "best.json").read_text())
     winner = Architecture.from_json(best["winner"]["architecture"])
     if name == "macs":
-        assert cost.macs(winner, labels=2) <= found["maximum"]
+        assert cost.macs(winner, num_labels=2) <= found["maximum"]
     assert best["winner"]["kept"]["share"] >= 0.5
 
 

@@ -55,7 +55,7 @@ def sharing(config: StudyConfig) -> OneShotWorkspace:
     """The workspace of stage 3."""
     workspace = prepare(config, "cpu")
     base, graph = workspace.base()
-    space = budgeted_space(config, base, graph, workspace.labels, start=uniform(workspace), vary=frozenset({SIZES}))
+    space = budgeted_space(config, base, graph, workspace.num_labels, start=uniform(workspace), vary=frozenset({SIZES}))
     return prepare_one_shot(workspace, space, "cpu")
 
 
@@ -150,7 +150,7 @@ def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_pat
     workspace = sharing(load_config(str(path), {"seed": 5}))
     experts = Experts(2, Fraction(1))
     dense = uniform(workspace.study)
-    architecture = Architecture.of_ffns(dense.base, tuple(replace(genes, experts=experts) for genes in dense.ffns))
+    architecture = Architecture.of_ffns(dense.base, tuple(replace(ffn, experts=experts) for ffn in dense.ffns))
     score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
     assert len(workspace.tasks) == 2
     for layer, load in enumerate(score.loads):

@@ -261,13 +261,13 @@ def test_one_shared_supernet_for_all_tasks_in_any_order(protocol: Path) -> None:
         workspace = prepare(config, "cpu", outputs=False)
         base, graph = workspace.base()
         start = uniform(workspace, "1")
-        space = budgeted_space(config, base, graph, workspace.labels, start=start, vary=frozenset({SIZES}))
+        space = budgeted_space(config, base, graph, workspace.num_labels, start=start, vary=frozenset({SIZES}))
         shared = prepare_one_shot(workspace, space, "cpu")
         assert [folder.task.name for folder in shared.tasks] == list(tasks)
         folders.add(shared.one_shot)
         evaluator = OneShotEvaluator(shared, "cpu")
         scores.append(evaluator.evaluate(uniform(workspace)).value)
-        assert evaluator.student(uniform(workspace)).config.num_labels == workspace.labels
+        assert evaluator.student(uniform(workspace)).config.num_labels == workspace.num_labels
     assert len(folders) == 1 and scores[0] == scores[1]
     # The score on the first task alone; the mean of both is the mean over the tasks.
     stage3 = given.stage3.model_copy(update={"scored_on": "first"})
@@ -353,10 +353,9 @@ def test_the_paper_s_presets_are_of_its_models() -> None:
         assert PUBLISHED["efficientbert"].transferred(published.base) == published
         space = budgeted_space(config, published.base, Architecture.uniform(published.base).ffns[0].graph, 3)
         assert space.min_params <= cost.params(published, 3) <= space.max_params
-        assert space.max_height == 7 and all(space.spells(genes.graph) for genes in published.ffns)
+        assert space.max_height == 7 and all(space.spells(ffn.graph) for ffn in published.ffns)
         assert all(
-            genes.expansion in space.genes["expansion"] and genes.stack in space.genes["stack"]
-            for genes in published.ffns
+            ffn.expansion in space.genes["expansion"] and ffn.stack in space.genes["stack"] for ffn in published.ffns
         )
 
 

@@ -71,7 +71,7 @@ def test_the_base_is_the_teacher_s(workspace: Workspace) -> None:
     base, graph = workspace.base()
     assert base == Base(depth=2, width=32, heads=4, inner=64, vocabulary=base.vocabulary, positions=32, gelu="erf")
     assert str(graph) == "project(gelu(expand(x)))"
-    assert workspace.labels == 3
+    assert workspace.num_labels == 3
 
 
 def test_the_teacher_learned_its_task(workspace: Workspace) -> None:

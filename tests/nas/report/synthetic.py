@@ -31,7 +31,12 @@ SLICE = Architecture.uniform(BASE, expansion=Fraction(1, 4))
 SLOPE = Architecture.of_ffns(BASE, tuple(FFN(GELU, 1, Fraction(width, 192)) for width in (96, 72, 48, 36, 24, 12)))
 LARGEST = cost.params(SLICE, 2)
 SPACE = Space(
-    BASE, {"stack": (0, 1, 2), "expansion": EXPANSIONS}, LARGEST - 12_000, LARGEST + 200, mutation_rate=0.4, labels=2
+    BASE,
+    {"stack": (0, 1, 2), "expansion": EXPANSIONS},
+    LARGEST - 12_000,
+    LARGEST + 200,
+    mutation_rate=0.4,
+    num_labels=2,
 )
 SPLIT = Experts(4, Fraction(2, 3), "token_gate")
 ROW_COUNT = 400
@@ -41,9 +46,9 @@ TASK = "word_order"
 def worth(architecture: Architecture) -> float:
     """The invented true score: lower layers need more neurons, and tanh is bad."""
     worths = []
-    for layer, genes in enumerate(architecture.ffns):
-        size = genes.stack * genes.inner(BASE) / 192
-        penalty = 0.2 if "tanh" in str(genes.graph) else 0.0
+    for layer, ffn in enumerate(architecture.ffns):
+        size = ffn.stack * ffn.inner(BASE) / 192
+        penalty = 0.2 if "tanh" in str(ffn.graph) else 0.0
         worths.append((6 - layer) * (size**0.5 - penalty))
     return 0.6 + 0.012 * sum(worths)
 

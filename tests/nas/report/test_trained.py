@@ -29,7 +29,7 @@ def test_figures_7_and_8(tiny_study: TinyStudy, tmp_path: Path) -> None:
     context, checkpoint = preparation_context(config, "cpu"), tmp_path / "final"
     size = BertConfig.from_pretrained(tiny_study.teacher, num_labels=3)
     base, graph = base_of_teacher(size)
-    student = build(Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)), labels=3, template=size)
+    student = build(Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)), num_labels=3, template=size)
     save_pretrained(checkpoint, shaken(student, 1), context.tokenizer)
     (checkpoint / "config.toml").write_text(config.to_toml())
     (checkpoint / "metrics.json").write_text('{"metrics": [], "models": {}, "dev_rows": 0}')

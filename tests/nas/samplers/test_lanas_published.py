@@ -127,7 +127,7 @@ def test_the_tree_has_its_height_and_its_leaves_their_size() -> None:
 
 def wanted(architecture: Architecture) -> float:
     """A score that rewards many channels in the first layer and few in the others."""
-    first, *others = (log2(genes.inner(BASE)) for genes in architecture.ffns)
+    first, *others = (log2(ffn.inner(BASE)) for ffn in architecture.ffns)
     return first - sum(others)
 
 

@@ -21,7 +21,7 @@ class Smallest(Proposer):
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
         members = [self.space.sample(rng) for _ in range(10)]
-        yield from sorted(members, key=lambda member: sum(genes.inner(member.base) for genes in member.ffns))
+        yield from sorted(members, key=lambda member: sum(ffn.inner(member.base) for ffn in member.ffns))
 
 
 def test_a_configuration_asks_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

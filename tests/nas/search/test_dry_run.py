@@ -37,7 +37,7 @@ def test_with_a_full_cache(
     assert f"{stage.space.min_params:,} to {stage.space.max_params:,}" in printed
     assert f"{stage.space.size_count():,} of these" in printed
     for architecture, origin, _ in stage.baselines:
-        costs = f"{cost.params(architecture, 3):,} +{cost.macs(architecture, labels=3):,}"
+        costs = f"{cost.params(architecture, 3):,} +{cost.macs(architecture, num_labels=3):,}"
         assert re.search(f"{origin} +{costs} +(yes|no)", printed)
     assert "will be made" not in printed and printed.count("is there") == 4
     # Trials and, at most, confirmations: (candidates + best baseline + refined architecture) * seeds.

@@ -29,7 +29,7 @@ def test_trials(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> 
     study is the one with the best score, whatever its constraints.
     """
     base, graph = workspace.base()
-    space = budgeted_space(tiny_study.config, base, graph, workspace.labels)
+    space = budgeted_space(tiny_study.config, base, graph, workspace.num_labels)
     rows = len(load_encoded(workspace.folders.data / "search.npz"))
     references, candidates = (trials_of(searched, study) for study in ("reference", "stage-1"))
     trials = [*references, *candidates]
@@ -40,9 +40,9 @@ def test_trials(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> 
     for trial in trials:
         architecture = ledger.architecture_of(trial)
         facts = trial.user_attrs
-        assert facts["params"] == cost.params(architecture, workspace.labels)
-        assert facts["params_active"] == cost.params_active(architecture, workspace.labels)
-        assert facts["macs"] == cost.macs(architecture, labels=workspace.labels)
+        assert facts["params"] == cost.params(architecture, workspace.num_labels)
+        assert facts["params_active"] == cost.params_active(architecture, workspace.num_labels)
+        assert facts["macs"] == cost.macs(architecture, num_labels=workspace.num_labels)
         assert facts["standard_error"] == standard_error(trial.value or 0.0, rows)
         assert sorted(trial.intermediate_values) == [0, 3]
         assert trial.intermediate_values[0] == facts[score_attribute("inherited")]
@@ -75,8 +75,8 @@ def test_winner(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> 
     assert best["winner"]["confirmed_mean"] == max(row["confirmed_mean"] for row in finalists)
     winner = Architecture.load(searched / "architecture.json")
     assert Architecture.from_json(best["winner"]["architecture"]) == winner
-    space = budgeted_space(tiny_study.config, *workspace.base(), workspace.labels)
-    assert space.min_params <= cost.params(winner, workspace.labels) <= space.max_params
+    space = budgeted_space(tiny_study.config, *workspace.base(), workspace.num_labels)
+    assert space.min_params <= cost.params(winner, workspace.num_labels) <= space.max_params
     confirmed = trials_of(searched, "confirmation")
     assert [trial.user_attrs[ledger.SEED] for trial in confirmed] == [1] * len(finalists) + [2] * len(finalists)
     assert load_config(str(searched / "config.toml")) == tiny_study.config

@@ -77,7 +77,7 @@ def test_two_goals_give_a_front(tiny_study: TinyStudy, tmp_path: Path) -> None:
         if trial.state == TrialState.COMPLETE:
             assert trial.values[1] == trial.user_attrs["macs"]
             architecture = ledger.architecture_of(trial)
-            assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
+            assert trial.user_attrs["macs"] == cost.macs(architecture, num_labels=3)
     best = json.loads((tmp_path / "tiny" / "stage-1" / "best.json").read_text())
     inside = [trial for trial in trials if trial.values and trial.user_attrs[ledger.WITHIN_BUDGET]]
     for row in best["front"]:

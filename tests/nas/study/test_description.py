@@ -105,10 +105,10 @@ def test_values_are_those_of_the_architecture(gated: bool) -> None:
     for _ in range(300):
         architecture = space.sample(rng)
         values, choices = parameters.values(architecture), space.choices(architecture)
-        for layer, genes in enumerate(architecture.ffns, 1):
-            assert values[f"layer {layer}/inner width"] == int(genes.expansion * 48)
-            assert values[f"layer {layer}/stack"] == genes.stack
-            assert values[f"layer {layer}/experts"] == ("4 hash, shared 2/3" if genes.experts == SPLIT else "dense")
+        for layer, ffn in enumerate(architecture.ffns, 1):
+            assert values[f"layer {layer}/inner width"] == int(ffn.expansion * 48)
+            assert values[f"layer {layer}/stack"] == ffn.stack
+            assert values[f"layer {layer}/experts"] == ("4 hash, shared 2/3" if ffn.experts == SPLIT else "dense")
             operations = [
                 values[f"layer {layer}/operation {place}"] for place in ("before expand", "between", "after project")
             ]

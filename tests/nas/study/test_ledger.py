@@ -65,7 +65,7 @@ def test_enqueued_architectures_come_first_and_whole(study: optuna.Study) -> Non
         assert json.loads(attribute(trial, "architecture")) == architecture.to_json()
         assert trial.user_attrs["params"] == cost.params(architecture, 3)
         assert trial.user_attrs["params_active"] == cost.params_active(architecture, 3)
-        assert trial.user_attrs["macs"] == cost.macs(architecture, labels=3)
+        assert trial.user_attrs["macs"] == cost.macs(architecture, num_labels=3)
 
 
 @pytest.mark.parametrize("head", [kind.head for kind in TASK_TYPES.values()], ids=TASK_TYPES)
@@ -76,7 +76,7 @@ def test_costs_are_those_of_the_model_with_its_head(study: optuna.Study, head: c
     facts = trial.user_attrs
     assert facts["params"] == cost.params(architecture, 3, head) <= space.max_params
     assert facts["params_active"] == cost.params_active(architecture, 3, head)
-    assert facts["macs"] == cost.macs(architecture, labels=3, head=head)
+    assert facts["macs"] == cost.macs(architecture, num_labels=3, head=head)
     assert facts[ledger.WITHIN_BUDGET]
 
 

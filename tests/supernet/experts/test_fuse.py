@@ -21,7 +21,7 @@ def mixture(routing: str, count: int = 4, top_k: int = 1) -> tuple[Architecture,
     architecture = Architecture.uniform(BASE, stack=2, expansion=THIRD, experts=Experts(count, HALF, routing, top_k))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = shaken(build(architecture, labels=3))
+        model = shaken(build(architecture, num_labels=3))
     return architecture, model.eval()
 
 
@@ -30,7 +30,7 @@ def loads_of(model: torch.nn.Module) -> list[Load]:
 
 
 def rebuilt(weights: dict, architecture: Architecture) -> torch.nn.Module:
-    model = build(architecture, labels=3, weights=weights).eval()
+    model = build(architecture, num_labels=3, weights=weights).eval()
     return model
 
 
@@ -72,7 +72,7 @@ def test_an_expert_without_tokens_goes_unnoticed_behind_a_hash(fuse: bool) -> No
         layer.router.table[layer.router.table == 2] = 0
     loads = loads_of(model)
     weights, smaller = remove_experts(model.state_dict(), architecture, loads, {0: [2], 2: [2]}, fuse)
-    assert [genes.experts.count for genes in smaller.ffns] == [3, 4, 3]
+    assert [ffn.experts.count for ffn in smaller.ffns] == [3, 4, 3]
     with torch.no_grad():
         expected = model(**inputs(batch())).logits
         torch.testing.assert_close(rebuilt(weights, smaller)(**inputs(batch())).logits, expected)
@@ -146,7 +146,7 @@ def test_outputs_behind_a_gate_of_relative_scale_are_scaled(gate_scale: str) -> 
     """By 4 / 3: the gate itself multiplies by 3 / 4 of what it did."""
     base, gate = replace(BASE, gate_scale=gate_scale), Experts(4, HALF, "token_gate")
     architecture = Architecture.uniform(base, expansion=THIRD, experts=gate)
-    before = build(architecture, labels=3).state_dict()
+    before = build(architecture, num_labels=3).state_dict()
     loads = [Load(layer, "ffn", (0.25,) * 4) for layer in range(3)]
     after, smaller = remove_experts(before, architecture, loads, {1: [3]}, fuse=False)
     assert smaller.base == base and smaller.ffns[1].experts.count == 3
@@ -156,7 +156,7 @@ def test_outputs_behind_a_gate_of_relative_scale_are_scaled(gate_scale: str) -> 
     ends = FFNGraph.parse("tanh(project(gelu(expand(x))))")
     tanh = Architecture.uniform(base, ends, expansion=THIRD, experts=gate)
     if gate_scale == "probability":  # nothing to scale
-        remove_experts(build(tanh, labels=3).state_dict(), tanh, loads, {1: [3]}, fuse=False)
+        remove_experts(build(tanh, num_labels=3).state_dict(), tanh, loads, {1: [3]}, fuse=False)
 
 
 def prediction_layers(count: int = 4, gate_scale: str = "relative") -> tuple[Architecture, torch.nn.Module]:
@@ -164,7 +164,7 @@ def prediction_layers(count: int = 4, gate_scale: str = "relative") -> tuple[Arc
     architecture = Architecture.uniform(replace(BASE, gate_scale=gate_scale), head_experts=count)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = shaken(build(architecture, labels=3), scale=1.0)
+        model = shaken(build(architecture, num_labels=3), scale=1.0)
     return architecture, model.eval()
 
 

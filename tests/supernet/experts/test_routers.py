@@ -35,7 +35,7 @@ def test_tables_and_experts_of_2_4_and_8_are_nested() -> None:
         assert torch.equal(fine % fewer, coarse)
         # So the channels that a token passes are among those that it passed.
         cuts = [FFN(GELU, 1, Fraction(1, count), Experts(count)) for count in (fewer, more)]
-        wide, narrow = (expert_channels(base, genes).tolist() for genes in cuts)
+        wide, narrow = (expert_channels(base, ffn).tolist() for ffn in cuts)
         assert all(set(narrow[expert]) <= set(wide[expert % fewer]) for expert in range(more))
 
 

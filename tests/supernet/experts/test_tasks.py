@@ -49,7 +49,7 @@ def split_distil_and_prune(
     for name in ("mixture", "pruned"):
         report = json.loads((out / name / "metrics.json").read_text())
         models |= report["models"] | {"dev_rows": report["dev_rows"]}
-    assert all(genes.experts.count == 1 for genes in Architecture.load(out / "pruned" / ARCHITECTURE_FILE).ffns)
+    assert all(ffn.experts.count == 1 for ffn in Architecture.load(out / "pruned" / ARCHITECTURE_FILE).ffns)
     return models, capsys.readouterr().out
 
 

@@ -27,7 +27,7 @@ def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
 
 
 def supernet(formula: str = "project(gelu(expand(x)))") -> nn.Module:
-    return shaken(build(Architecture.uniform(BASE, FFNGraph.parse(formula), 2), labels=3)).double()
+    return shaken(build(Architecture.uniform(BASE, FFNGraph.parse(formula), 2), num_labels=3)).double()
 
 
 def flat(scores: list[list[Tensor]]) -> list[Tensor]:

@@ -18,7 +18,7 @@ BATCHES = [batch(6, 9, seed=seed) for seed in range(3)]
 @pytest.fixture
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return shaken(build(Architecture.uniform(BASE, GELU, 2), labels=3)).eval()
+    return shaken(build(Architecture.uniform(BASE, GELU, 2), num_labels=3)).eval()
 
 
 def order_inputs(model: nn.Module, seed: int = 0) -> OrderInputs:

@@ -22,7 +22,7 @@ BATCHES = [batch(12, 12, seed=seed) for seed in range(6)]
 @pytest.fixture
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return shaken(build(Architecture.uniform(BASE, GELU, 2), labels=3)).eval()
+    return shaken(build(Architecture.uniform(BASE, GELU, 2), num_labels=3)).eval()
 
 
 def least_squares(channels_NE: Tensor, target_ND: Tensor) -> float:

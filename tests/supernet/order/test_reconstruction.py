@@ -66,7 +66,7 @@ def test_channels_without_news_come_last() -> None:
 
 def test_moments_are_those_of_tokens() -> None:
     """Covariances of the inputs of `project`, and the metric as the exact Fisher information of the predictions."""
-    model = shaken(build(Architecture.uniform(BASE, GELU, 2), labels=3)).eval()
+    model = shaken(build(Architecture.uniform(BASE, GELU, 2), num_labels=3)).eval()
     batches = [batch(4, 9, seed=1), batch(3, 6, seed=2)]
     moments = block_moments(model, batches, sampled_loss(0))
     block = model.bert.encoder.layer[1].ffn[1]
@@ -118,7 +118,7 @@ def test_predictions_that_depend_on_nothing_are_refused() -> None:
 def test_moments_of_channels_far_from_zero() -> None:
     """A constant channel has no variance, and one whose mean is ten thousand times its deviation keeps its own."""
     torch.manual_seed(0)
-    model = shaken(build(Architecture.uniform(BASE, GELU, 1), labels=3)).eval()
+    model = shaken(build(Architecture.uniform(BASE, GELU, 1), num_labels=3)).eval()
     block = model.bert.encoder.layer[0].ffn[0]
     with torch.no_grad():
         block.expand.weight[0] = 0

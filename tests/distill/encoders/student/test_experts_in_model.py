@@ -202,10 +202,10 @@ def test_routings_are_of_tokens_and_not_of_padding(kind: str) -> None:
     tokens, sentences = int(features["attention_mask"].sum()), 5
     found = routings(model, features)
     expected = []
-    for genes in architecture(kind).ffns:
+    for ffn in architecture(kind).ffns:
         expected += [(tokens, KINDS[kind][1])] * (KINDS[kind][1] > 1)
-        of = sentences if genes.experts.routing == "sentence_gate" else tokens
-        expected += [(of, genes.experts.count)] * (genes.stack if genes.experts.gated else 0)
+        of = sentences if ffn.experts.routing == "sentence_gate" else tokens
+        expected += [(of, ffn.experts.count)] * (ffn.stack if ffn.experts.gated else 0)
     assert [tuple(probabilities.shape) for probabilities, _ in found] == expected
     assert bool(found) == (kind in GATED)
     again = routings(model, padded(features, 4))

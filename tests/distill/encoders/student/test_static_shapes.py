@@ -34,7 +34,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 def expert_head() -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = build(Architecture.uniform(BASE, head_experts=3), labels=3)
+        model = build(Architecture.uniform(BASE, head_experts=3), num_labels=3)
     return shaken(model).eval()
 
 

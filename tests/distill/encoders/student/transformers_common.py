@@ -82,7 +82,7 @@ class Tester:
 
     def get_config(self) -> BertConfig:
         if self.kind != "bert":
-            return config_of(Architecture.of_ffns(BASE, ARCHITECTURES[self.kind]), labels=self.num_labels)
+            return config_of(Architecture.of_ffns(BASE, ARCHITECTURES[self.kind]), num_labels=self.num_labels)
         return BertConfig(
             vocab_size=VOCABULARY,
             hidden_size=BASE.width,
