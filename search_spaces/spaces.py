@@ -60,7 +60,7 @@ class Space:
         start: an architecture; samples stay close to its graphs.
         vary: what may differ from `start`. `{"graphs"}` keeps its sizes, which need not be among those of the space;
             `{"sizes"}` keeps its graphs.
-        labels, head: the number of labels and the kind of the head, which determine the head's cost, see `cost.params`.
+        num_labels, head: the number of labels and the kind of the head, by which `cost.params` counts the head.
 
     A graph that combines values of different widths costs less ("narrow") or more ("wide") than the base graph. If no
     sizes would fit the budget with a sampled graph, its layer keeps the base graph (or the start's). This only happens

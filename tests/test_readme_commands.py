@@ -17,7 +17,7 @@ from tests.checkout import ROOT, copy_to
 REDUCED = """\
 extends = "demo"
 finetune = {steps = 20}
-warmup_ratio = {steps = 4, importance_batches = 4}
+warmup = {steps = 4, importance_batches = 4}
 candidate = {steps = 6}
 one_shot = {steps = 10}
 pretrain = {steps = 5}

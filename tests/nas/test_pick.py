@@ -158,7 +158,7 @@ def test_teachers_without_a_score(tmp_path: Path, capsys: pytest.CaptureFixture[
     """Such as Matthews's correlation of a teacher that learned nothing."""
     folder = folder_of(tmp_path, {0: 0.5}, ("score",), **{TEACHER: {"task": "t", "score": 0.0}})
     assert picked(folder) == ARCHITECTURES[0]
-    message = "the teacher's score is 0.0000, of which no share can be kept"
+    message = "the teacher's score is 0.0000, of which no fraction can be kept"
     assert message in refused(main, capsys, folder, "--keep", "90%")
 
 

@@ -29,7 +29,7 @@ def drawn(count: int) -> Iterator[Architecture]:
 
 def stored(architecture: Architecture, labels: int) -> int:
     with torch.device("meta"):
-        model = build(architecture, labels=labels)
+        model = build(architecture, num_labels=labels)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

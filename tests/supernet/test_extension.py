@@ -51,8 +51,8 @@ def candidate(architecture: Architecture) -> nn.Module:
     """A candidate that has inherited from a random supernet."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        supernet = build(Architecture.uniform(BASE, stack=architecture.ffns[0].stack), labels=LABELS)
-    model = build(architecture, labels=LABELS, weights=inherit(supernet.state_dict(), architecture))
+        supernet = build(Architecture.uniform(BASE, stack=architecture.ffns[0].stack), num_labels=LABELS)
+    model = build(architecture, num_labels=LABELS, weights=inherit(supernet.state_dict(), architecture))
     return model
 
 
@@ -100,7 +100,7 @@ def test_a_router_is_read_costed_inherited_and_trained(routing: str) -> None:
 def test_a_router_works_in_the_one_shot_supernet(routing: str) -> None:
     largest = Architecture.uniform(BASE, stack=2)
     shared = OneShotSupernet(
-        build(largest, labels=LABELS), {"task": nn.Linear(BASE.width, LABELS)}, [Experts(4, HALF, routing)]
+        build(largest, num_labels=LABELS), {"task": nn.Linear(BASE.width, LABELS)}, [Experts(4, HALF, routing)]
     ).eval()
     shared.activate(routed(routing), "task")
     assert torch.isfinite(shared(**inputs(batch())).logits).all()

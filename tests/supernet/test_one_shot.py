@@ -70,7 +70,7 @@ def supernet() -> OneShotSupernet:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: str) -> None:
     shared = supernet()
-    alone = build(architecture, labels=TASKS[task], template=shared.config)
+    alone = build(architecture, num_labels=TASKS[task], template=shared.config)
     alone.classifier = nn.Linear(BASE.width, TASKS[task])
     weights = {name: value for name, value in shared.model.state_dict().items() if "classifier" not in name}
     head = {f"classifier.{name}": value for name, value in shared.heads[task].state_dict().items()}

@@ -69,7 +69,9 @@ def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
     evaluator = TrainedEvaluator(workspace, "cpu")
     base, graph = workspace.base()
     whole = Architecture.uniform(base, graph=graph, stack=2)
-    supernet = build(whole, template=evaluator.supernet_config, weights=evaluator.weights, labels=workspace.num_labels)
+    supernet = build(
+        whole, template=evaluator.supernet_config, weights=evaluator.weights, num_labels=workspace.num_labels
+    )
     computed = calibrate(supernet, loaded.batches, evaluator.accelerator)
     for i, layer in enumerate(computed.sums):
         for j, sum_ND in enumerate(layer):

@@ -34,7 +34,7 @@ from nas.samplers.regions import Path, within
 from nas.study.ledger import Observation
 from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph, Space
 from search_spaces.equivalence import function_key
-from search_spaces.genes import BLOCK, DOUBLING, EXPERTS, OPERATION, PLACED, WHOLE, counted_operations
+from search_spaces.genes import BLOCK, DOUBLING, EXPERTS, HEAD_EXPERTS, OPERATION, PLACED, counted_operations
 from search_spaces.operations import UNARY, Operation
 from search_spaces.routing import ROUTINGS, RoutingKind
 from tests.search_spaces.small_spaces import of_genes
@@ -157,7 +157,7 @@ def test_experts_of_attention_and_head_are_encoded() -> None:
     rows = encode([plain, wide], STEPS, (*FFN_GENES, "attention_experts", "head_experts"))
     assert rows.shape[1] == encode([plain], STEPS).shape[1] + 3
     assert not (rows[1] - rows[0])[:-3].any()
-    assert (rows[1] - rows[0])[-3:] == pytest.approx([2 * EXPERTS, 2 * EXPERTS, WHOLE])
+    assert (rows[1] - rows[0])[-3:] == pytest.approx([2 * EXPERTS, 2 * EXPERTS, HEAD_EXPERTS])
 
 
 def test_ranks_do_not_depend_on_the_scale() -> None:

@@ -21,7 +21,7 @@ ARCHITECTURE = Architecture.uniform(BASE, head_experts=EXPERTS)
 def make(seed: int = 0, labels: int = 5, architecture: Architecture = ARCHITECTURE) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = build(architecture, labels=labels)
+        model = build(architecture, num_labels=labels)
     return shaken(model, seed, scale=1.0).eval()
 
 

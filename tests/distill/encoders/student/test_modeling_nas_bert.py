@@ -147,7 +147,7 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
     # Of the attentions one has experts, one a single head, and one none.
     mixed = replace(few, layers=(few.layers[0], Layer(Attention(1), FFN()), Layer(Attention(0), FFN())))
     architectures |= {"few": few, "mixed": mixed, "no FFNs": Architecture.uniform(BASE, stack=0)}
-    models |= {name: shaken(build(own, labels=LABELS)).eval() for name, own in architectures.items()}
+    models |= {name: shaken(build(own, num_labels=LABELS)).eval() for name, own in architectures.items()}
     roberta = as_roberta(bert(labels=2)).config
     layers = (FFN(expansion=half, experts=Experts(2, half, "token_gate")), FFN(stack=2))
     own = Architecture.of_ffns(base_of_teacher(roberta)[0], layers)
