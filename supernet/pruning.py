@@ -19,7 +19,7 @@ from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import FFN, Attention, Layer
 from supernet.build import base_of_teacher, build, from_teacher
-from supernet.order.importance import allocate_by_importance, mask_importance, summed_loss
+from supernet.order.importance import allocate_by_importance, channels_of_heads, mask_importance, summed_loss
 
 
 class PruningError(UserError, ValueError):
@@ -111,7 +111,7 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     prefix = family.prefix(weights)
     size = base.width // base.heads
     for number, (heads, channels) in enumerate(zip(kept.heads, kept.channels, strict=True)):
-        of_heads = torch.tensor([head * size + offset for head in heads for offset in range(size)], dtype=torch.long)
+        of_heads = channels_of_heads(torch.tensor(heads, dtype=torch.long), size)
         indices = {CHANNELS: torch.tensor(channels), HEADS: of_heads}
         weights |= selected(family, weights, f"{prefix}{number}.", indices)
         if not heads:

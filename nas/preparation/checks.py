@@ -13,6 +13,7 @@ from nas.preparation import data
 from nas.preparation.phases import CANDIDATE, ON_TEXT, settings_of, table_of
 from nas.preparation.workspace import objectives, student_base
 from search_spaces.architecture import Architecture
+from search_spaces.base import Base
 from supernet.build import build, config_of
 from supernet.cut import CutError, check_cut
 
@@ -38,6 +39,7 @@ def check(config: StudyConfig) -> None:
         positions = family_of(described).positions(described)
         if config.max_length > positions:
             raise ConfigError(f"max_length: the {name} has {positions} positions, not {config.max_length}")
+    check_heads(config, base)
     if source is not None:
         try:
             check_cut(student_base(source, teacher)[0], base)
@@ -56,6 +58,18 @@ def check(config: StudyConfig) -> None:
                 pass
     except ValueError as error:
         raise ConfigError(f"objective and base: {error}") from None
+
+
+def check_heads(config: StudyConfig, base: Base) -> None:
+    """Raise ConfigError if layers cannot have so many heads, or only attentions with experts would have fewer."""
+    heads = config.space.heads or ()
+    if heads and max(heads) > base.heads:
+        raise ConfigError(f"space.heads: the base has {base.heads} heads in each layer, not {max(heads)}")
+    if heads and min(config.space.attention_experts) > 1 and set(heads) != {base.heads}:
+        raise ConfigError(
+            f"space.heads: attentions with experts have all {base.heads} heads: leave it out, or add 1 to "
+            "space.attention_experts"
+        )
 
 
 def check_corpora(config: StudyConfig) -> None:

@@ -95,6 +95,11 @@ def attention_experts(config: Any, layer: int) -> int:
     return count
 
 
+def is_left_out(config: Any, layer: int) -> bool:
+    """Whether a layer has neither heads nor an FFN, so that its output is its input."""
+    return config.attention_heads is not None and not config.attention_heads[layer] and not config.ffn[layer]["stack"]
+
+
 def is_routed(config: Any) -> bool:
     """Whether an attention or an FFN has experts."""
     return any(attention_experts(config, number) > 1 or ffn.get("experts") for number, ffn in enumerate(config.ffn))

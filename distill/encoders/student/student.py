@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .attention import ExpertAttention, keep_heads
-from .configuration import attention_experts, configuration_fault, is_routed
+from .configuration import attention_experts, configuration_fault, is_left_out, is_routed
 from .dispatch import Tokens
 from .expert_linear import ExpertLinear, is_batched
 from .ffn import EXPORTED_OPERATIONS, FFNBlock
@@ -24,7 +24,7 @@ from .routing import EXPORTED_ROUTERS, GateRouter, TableRouter, router_class
 
 class StudentLayer:
     """A mixin for a layer of BERT's kind, whose FFN becomes a stack of `FFNBlock`s; with none, the layer's output is
-    its attention's.
+    its attention's. Without heads either, the layer is left out: its output is its input.
 
     Attributes:
         self_attention_class: the family's self-attention with the mixin `ExpertSelfAttention`.
@@ -39,7 +39,9 @@ class StudentLayer:
 
     def replace_attention(self, config: Any, number: int) -> None:
         """Give the attention of the layer of this number the heads or the experts of the configuration."""
-        if (experts := attention_experts(config, number)) > 1:
+        if is_left_out(config, number):
+            self.attention = None
+        elif (experts := attention_experts(config, number)) > 1:
             self.attention = ExpertAttention(self.attention, self.self_attention_class, experts, config)
         elif config.attention_heads is not None:
             keep_heads(self.attention, config.attention_heads[number], config)
@@ -58,6 +60,8 @@ class StudentLayer:
 
     def attend(self, hidden_states: Tensor, attention_mask: Tensor | None, tokens: Any = None, **kwargs: Any) -> Tensor:
         """What the first block of the FFN gets, (B, T, width)."""
+        if self.attention is None:
+            return hidden_states
         if isinstance(self.attention, ExpertAttention):
             kwargs["tokens"] = tokens
         hidden_BTD: Tensor = self.attention(hidden_states, attention_mask, **kwargs)[0]
