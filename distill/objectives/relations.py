@@ -129,6 +129,7 @@ def minilmv2(
 
     def relation_loss(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         if not same:
+            _check_last_layer(s, "minilmv2")
             return _relations(s.relations, t.relations, batch, relation_heads)
         student_states, teacher_states, kept = _of_same_heads(s, t, taught, "minilmv2")
         whole, rest = divmod(relation_heads * kept, most)
@@ -173,7 +174,8 @@ def minimoe(
     """
     needs, number = _taught(teacher_layer, teacher), teacher_layer or teacher.num_hidden_layers
     taught = heads_of(teacher)[number - 1]
-    check_any(taught, "teacher", number, "minimoe", f"take another teacher_layer, or {OTHERS}")
+    if relation:
+        check_any(taught, "teacher", number, "minimoe", f"take another teacher_layer, or {OTHERS}")
     _check_relation_heads(relation_heads, student.hidden_size, _channels(teacher, len(taught)))
     auxiliary: dict[str, nn.Module] = {name: nn.Linear(student.hidden_size, student.hidden_size) for name in NAMES}
 
@@ -189,6 +191,7 @@ MINIMOE = ObjectiveSpec(minimoe, WITH_LABELS, WITHOUT_LABELS)
 
 
 def _relations(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], batch: Batch, heads: int) -> Tensor:
+    _check_relation_heads(heads, student[0].shape[-1], teacher[0].shape[-1])
     pairs = zip(student, teacher, strict=True)
     return sum_of(losses.relation_kl(a, b, batch["attention_mask"], heads) for a, b in pairs)
 
@@ -201,18 +204,20 @@ def _of_same_heads(
 
     Args:
         taught: the heads of that layer.
-
-    Raises:
-        ValueError: the student, a slice of a one-shot supernet, has no heads in its last layer.
     """
-    if s.heads:
-        check_any(s.heads[-1], "student", len(s.heads), what)
+    _check_last_layer(s, what)
     chosen = places(s, len(s.heads), taught)
     if chosen is None:
         return s.relations, t.relations, len(taught)
     order = sorted(range(len(chosen)), key=chosen.__getitem__)
     student = tuple(select_heads(state, order, len(chosen)) for state in s.relations)
     return student, tuple(select_heads(state, sorted(chosen), len(taught)) for state in t.relations), len(chosen)
+
+
+def _check_last_layer(s: Outputs, what: str) -> None:
+    """Raise ValueError if the student, as a slice of a one-shot supernet may, has no heads in its last layer."""
+    if s.heads:
+        check_any(s.heads[-1], "student", len(s.heads), what)
 
 
 def _channels(config: Any, heads: int) -> int:

@@ -286,17 +286,8 @@ def test_the_command_refuses_a_last_layer_without_heads(tmp_path: Path, capsys: 
     whole = bert(labels=2, **CLASSES)
     teacher = saved(whole, tmp_path / "teacher")
     pruned = saved(prune(whole, Kept(((3,), ()), ((0,), (1,)))), tmp_path / "pruned")
-    common = [
-        *write_rows(tmp_path),
-        "--max-length",
-        "16",
-        "--device",
-        "cpu",
-        "--steps",
-        "1",
-        "--out",
-        str(tmp_path / "s"),
-    ]
+    out = str(tmp_path / "student")
+    common = [*write_rows(tmp_path), "--max-length", "16", "--device", "cpu", "--steps", "1", "--out", out]
     for options in (
         ["--teacher", str(teacher), "--student", str(pruned)],
         ["--teacher", str(pruned), "--student", "uniform:1"],
