@@ -114,9 +114,9 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
 
 
 def _kept_heads(counts: Sequence[int], most: int, template: PretrainedConfig | None) -> list[list[int]] | None:
-    """`StudentConfig.kept_heads` of a student that has this many leading heads of each layer of the template. If it is
-    n times as deep, each of the template's layers is repeated n times in a row, as `supernet.cut` does; other layers
-    are nobody's unless all of the template's have the same heads.
+    """`StudentConfig.kept_heads` of a student that has this many leading heads of each layer of the template; None too
+    if that says nothing, as of a template with fewer heads. If the student is n times as deep, each of the template's
+    layers is repeated n times in a row, as `supernet.cut` does.
     """
     if template is None or template.num_attention_heads != most:
         return None

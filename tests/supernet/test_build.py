@@ -51,7 +51,7 @@ FEW, MANY = [[1], [], [0, 3]], [[2, 1, 0], [3, 0], [0, 3, 1]]
         # Of a pruned student those that it has.
         (FEW, (1, 0, 2), FEW),
         (MANY, (1, 2, 3), [[2], [3, 0], [0, 3, 1]]),
-        # What the template does not have, or does not say, is nobody's.
+        # What the template does not have, or does not say, is unknown.
         (FEW, (4, 4, 4), None),
         (FEW, (2, 0, 2), None),
         ("old", (1, 0, 2), None),

@@ -281,13 +281,15 @@ def test_an_old_checkpoint_does_not_say_which_heads_it_has(tmp_path: Path) -> No
     torch.testing.assert_close(loaded(**given).logits, pruned(**given).logits)
 
 
-def test_the_command_refuses_a_last_layer_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is trained. Also of layers of a pruned teacher, whose configuration is planned from its own."""
+def test_the_command_and_a_last_layer_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """MiniLM refuses it before anything is trained, also in layers of a pruned teacher, whose configuration is planned
+    from its own; TinyBERT learns from the other layer.
+    """
     whole = bert(labels=2, **CLASSES)
     teacher = saved(whole, tmp_path / "teacher")
     pruned = saved(prune(whole, Kept(((3,), ()), ((0,), (1,)))), tmp_path / "pruned")
     out = str(tmp_path / "student")
-    common = [*write_rows(tmp_path), "--max-length", "16", "--device", "cpu", "--steps", "1", "--out", out]
+    common = [*write_rows(tmp_path), "--max-length", "16", "--device", "cpu", "--steps", "2", "--out", out]
     for options in (
         ["--teacher", str(teacher), "--student", str(pruned)],
         ["--teacher", str(pruned), "--student", "uniform:1"],
@@ -298,5 +300,9 @@ def test_the_command_refuses_a_last_layer_without_heads(tmp_path: Path, capsys: 
             r"objective that compares none, such as kd\n$",
             capsys.readouterr().err,
         )
+    options = ["--teacher", str(teacher), "--student", str(pruned), "--objective", "tinybert", "--quiet"]
+    assert distill([*options, *common]) == 0
+    trained = AutoConfig.from_pretrained(out)
+    assert (trained.attention_heads, trained.kept_heads) == ([1, 0], [[3], []])
     first = planned("first:1", pruned_config := AutoConfig.from_pretrained(pruned), None)
     assert (first.attention_heads, first.kept_heads, pruned_config.attention_heads) == ([1], [[3]], [1, 0])
