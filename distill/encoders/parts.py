@@ -47,6 +47,15 @@ def part(layer: nn.Module, path: str) -> Any:
     return layer.get_submodule(path)
 
 
+def has_part(layer: nn.Module, path: str) -> bool:
+    """Whether there is a module at this path; a student's attention without heads has no linear maps."""
+    try:
+        layer.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
+
+
 def model_inputs(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a batch that a model, or a model with this configuration, takes; the others are for losses."""
     config = getattr(model, "config", model)
