@@ -36,8 +36,9 @@ def check(config: StudyConfig) -> None:
     student_config = config_of(student, template=teacher)
     for name, described in (("teacher", teacher), ("base", student_config)):
         positions = family_of(described).positions(described)
-        if config.max_length > positions:
-            raise ConfigError(f"max_length: the {name} has {positions} positions, not {config.max_length}")
+        for key, tokens in (("max_length", config.max_length), ("deployment.tokens", config.deployment.tokens or 0)):
+            if tokens > positions:
+                raise ConfigError(f"{key}: the {name} has {positions} positions, not {tokens}")
     if source is not None:
         try:
             check_cut(student_base(source, teacher)[0], base)
