@@ -1,10 +1,10 @@
 """How well the latency table predicts the latency of whole models, for architectures that were not used to fit it.
 
-The architectures have random graphs (half of them gated), stacks and expansions on the demo's base, with random
-weights; each runs one sentence of 64 tokens. With --experts most of their layers are mixtures of experts. The table is
-measured anew, then all models side by side, the teacher among them. Errors are relative to `Latency.quiet`, which the
-table predicts, and to the median pass; both of the latency and of its ratio to the teacher's. On a quiet machine all of
-these agree.
+The architectures have random graphs (half of them gated), stacks, expansions and heads on the demo's base, and lack
+some FFNs and some whole layers; their weights are random. With --experts all heads are left and most of the layers are
+mixtures of experts. The table is measured anew, then all models side by side, the teacher among them. Errors are
+relative to `Latency.quiet`, which the table predicts, and to the median pass; both of the latency and of its ratio to
+the teacher's. On a quiet machine all of these agree.
 """
 
 import random
@@ -18,16 +18,16 @@ from statistics import mean
 
 import torch
 from scipy.stats import kendalltau
-from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig
 
 from benchmarks.common import Report, timed
-from nas.latency.table import Latency, LatencyTable, TableSettings, example, latencies, latency_table
+from nas.latency.measure import RUNTIMES, TableSettings, latency_table, measure_whole
+from nas.latency.table import LatencyTable
+from nas.latency.whole import Latency
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.layer import DENSE, Experts
+from search_spaces.layer import DENSE, Attention, Experts, Layer
 from search_spaces.spaces import Space
-from supernet.build import build
 
 BASE = Base(depth=6, width=384, heads=12, inner=1536, gelu="erf")
 TEACHER = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
@@ -41,15 +41,25 @@ EXPERTS = (
     Experts(4, Fraction(2, 3), "token_gate", top_k=2),
     Experts(4, Fraction(2, 3), "sentence_gate"),
 )
-BATCH, TOKENS = 1, 64
 
 
 def random_architectures(count: int, seed: int, experts: tuple[Experts, ...]) -> list[Architecture]:
-    """Architectures like those of stage 1, every second one gated, most graphs far from the base graph."""
+    """Architectures like those of stage 1, every second one gated, most graphs far from the base graph. Without experts
+    a third of the attentions have no heads.
+    """
     rng = random.Random(seed)
-    plain = Space(BASE, {"stack": (1, 2, 3), "expansion": EXPANSIONS, "experts": experts}, 0, 10**9, mutation_rate=0.6)
+    genes = {"stack": (0, 1, 2, 3), "expansion": EXPANSIONS, "experts": experts}
+    plain = Space(BASE, genes, 0, 10**9, mutation_rate=0.6)
     spaces = (plain, replace(plain, gated=True))
-    return [spaces[number % 2].sample(rng) for number in range(count)]
+    sampled = [spaces[number % 2].sample(rng) for number in range(count)]
+    return sampled if len(experts) > 1 else [with_random_heads(architecture, rng) for architecture in sampled]
+
+
+def with_random_heads(architecture: Architecture, rng: random.Random) -> Architecture:
+    """The architecture with a random number of heads in each layer, none in a third of them."""
+    heads = [rng.choice((0, *rng.choices(range(1, BASE.heads + 1), k=2))) for _ in architecture.layers]
+    layers = (Layer(Attention(number), layer.ffn) for number, layer in zip(heads, architecture.layers, strict=True))
+    return Architecture(BASE, tuple(layers))
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float, float, float]:
@@ -61,52 +71,55 @@ def errors(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--architectures", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=60, help="of measuring them whole; default: %(default)s")
+    parser.add_argument("--runtime", choices=RUNTIMES, default="torch", help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s")
+    parser.add_argument("--batch", type=int, default=1, help="sentences in a batch; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=64, help="of each sentence; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of the architectures; default: %(default)s")
     parser.add_argument("--experts", action="store_true", help="mixtures of experts too")
 
 
-def measured_table(experts: tuple[Experts, ...]) -> LatencyTable:
+def measured_table(options: Namespace, experts: tuple[Experts, ...]) -> LatencyTable:
     """The table for the base and these kinds of layers, measured now."""
     settings = TableSettings(
         base_model=Architecture.uniform(BASE),
         teacher=TEACHER,
         inner_widths=[int(expansion * BASE.inner) for expansion in EXPANSIONS],
-        batch=BATCH,
-        tokens=TOKENS,
+        heads=range(BASE.heads + 1) if experts == (DENSE,) else [BASE.heads],
+        batch=options.batch,
+        tokens=options.tokens,
         device="cpu",
         experts=experts,
+        runtime=options.runtime,
+        threads=options.threads,
     )
     with tempfile.TemporaryDirectory() as cache:
         return latency_table(settings, Path(cache))
 
 
 def run(options: Namespace, report: Report) -> None:
-    torch.set_num_threads(options.threads)
     experts = EXPERTS if options.experts else (DENSE,)
-    table, seconds = timed(lambda: measured_table(experts))
+    table, seconds = timed(lambda: measured_table(options, experts))
     report.progress(f"table of {len(table.steps)} steps measured in {seconds:.1f} s")
 
-    architectures = random_architectures(options.architectures, options.seed, experts)
-    models: dict[str, nn.Module] = {"teacher": BertForSequenceClassification(TEACHER)}
-    models |= {f"{number}": build(architecture) for number, architecture in enumerate(architectures)}
-    batch = example(BASE.vocabulary, BATCH, TOKENS, "cpu")
-    measured, seconds = timed(lambda: latencies(models, batch, options.rounds))
-    report.progress(f"{len(models)} whole models measured in {seconds:.1f} s")
+    sampled = random_architectures(options.architectures, options.seed, experts)
+    architectures = {f"{number}": architecture for number, architecture in enumerate(sampled)}
+    measured, seconds = timed(lambda: measure_whole(architectures, table, "cpu", options.rounds, TEACHER))
+    report.progress(f"{len(measured)} whole models measured in {seconds:.1f} s")
 
     # The table has microseconds, measurements are in seconds.
-    predicted = {"teacher": table.teacher / 1e6}
-    predicted |= {f"{number}": table.total(architecture) / 1e6 for number, architecture in enumerate(architectures)}
+    predicted = {name: latency.predicted / 1e6 for name, latency in measured.items()}
+    whole = {name: latency.whole for name, latency in measured.items()}
     report.save(
         {
             "predicted seconds": predicted,
-            "measured seconds": {name: asdict(latency) for name, latency in measured.items()},
-            "architectures": [architecture.to_json() for architecture in architectures],
-            "steps of the table": dict(table.steps),
+            "measured seconds": {name: asdict(latency) for name, latency in whole.items()},
+            "architectures": [architecture.to_json() for architecture in sampled],
+            "table": table.to_json(),
         },
         seeds=[options.seed],
     )
-    show(report, predicted, measured)
+    show(report, predicted, whole)
 
 
 def show(report: Report, predicted: dict[str, float], measured: dict[str, Latency]) -> None:

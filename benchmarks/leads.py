@@ -29,7 +29,7 @@ from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
 from nas.evaluation.untrained import UntrainedEvaluator
-from nas.latency.table import measure_whole
+from nas.latency.measure import measure_whole
 from nas.planning.budget import latencies_of, limits_of
 from nas.planning.finalists import ALLOCATED, BASE_MODEL, finalists
 from nas.planning.stages import Plan, plan, sampler_of

@@ -16,7 +16,7 @@ from nas.config.recipes import (
     TextRecipeTable,
     WarmupTable,
 )
-from nas.config.space import KeepTable, SpaceTable
+from nas.config.space import DeploymentTable, KeepTable, SpaceTable
 from nas.config.stages import Stage3Table, StageTable
 from nas.config.values import Corpora, Table, UnitFloat, size
 from search_spaces.base import Base
@@ -192,6 +192,7 @@ class StudyConfig(Table):
         mixed_precision: of all trainings and scores: "no" is float32, "bf16" has matrix products in bfloat16, and
             "auto" is "bf16" on devices that compute in it natively. Latency is always measured in float32.
         space: the search space and the budget.
+        deployment: how students will run, for their latency.
         objective: what students learn from the teacher.
         text_teacher: which teacher teaches on text: the one fine-tuned on the task, or the raw one before fine-tuning.
         teacher_cache: the teacher's outputs for the candidates are kept on disk if they take at most this many bytes;
@@ -220,6 +221,7 @@ class StudyConfig(Table):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     mixed_precision: MixedPrecision = "auto"
     space: SpaceTable
+    deployment: DeploymentTable = DeploymentTable()
     keep: KeepTable | None = None
     objective: ObjectiveTable = ObjectiveTable()
     text_teacher: Literal["task", "raw"] = "task"
@@ -250,6 +252,16 @@ class StudyConfig(Table):
     def stage(self, stage: str) -> StageTable:
         """The table of stage "1", "2" or "3"."""
         return {"1": self.stage1, "2": self.stage2, "3": self.stage3}[stage]
+
+    @property
+    def latency_key(self) -> str | None:
+        """The key that asks for latencies; None if none does."""
+        asking = {
+            "space.max_latency": self.space.max_latency is not None,
+            "goals: latency": "latency" in self.goals,
+            "keep.cost": self.keep is not None and self.keep.cost == "latency",
+        }
+        return next((key for key, asks in asking.items() if asks), None)
 
     @property
     def cut_from(self) -> "StudyConfig | None":
@@ -338,12 +350,7 @@ class StudyConfig(Table):
 
     @model_validator(mode="after")
     def _experts_can_be_searched(self) -> "StudyConfig":
-        measured = {
-            "space.max_latency": self.space.max_latency is not None,
-            "goals: latency": "latency" in self.goals,
-            "keep.cost": self.keep is not None and self.keep.cost == "latency",
-        }
-        because = next((key for key, is_measured in measured.items() if is_measured), "")
+        because = self.latency_key
         counts = {name: getattr(self.space, name) for name in ("attention_experts", "head_experts")}
         for name, values in counts.items():
             if because and len(values) > 1:

@@ -34,8 +34,8 @@ class SpaceTable(Table):
             expansion (a uniform slice).
         min_params, max_params: bounds on the parameters, pooler and classifier included, such as "15M".
         max_macs: the limit on the multiply-accumulates for a sentence of 128 tokens.
-        max_latency: the limit on the latency of a sentence of `max_length` tokens, such as "12ms", or "0.25x" for a
-            quarter of the teacher's.
+        max_latency: the limit on the latency, measured as `deployment` says, such as "12ms", or "0.25x" for a quarter
+            of the teacher's.
         slack: without `min_params`, the lower bound on parameters lies below the upper one by this fraction of
             the distance to the smallest architecture.
         mutation_rate: the probability with which samples have another operation than the base graph.
@@ -87,6 +87,22 @@ class SpaceTable(Table):
         if self.min_params is not None and self.max_params is not None and self.min_params > self.max_params:
             raise ValueError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         return self
+
+
+class DeploymentTable(Table):
+    """How students will run, which is how latencies are measured.
+
+    Attributes:
+        runtime: "torch"; or "onnx" or "onnx-int8", the files that `nas.export` writes, in onnxruntime on the processor.
+        threads: the number of threads; None: as many as torch has.
+        batch: the number of sentences in a batch.
+        tokens: the number of tokens of each sentence; None: `max_length`.
+    """
+
+    runtime: Literal["torch", "onnx", "onnx-int8"] = "torch"
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    batch: Annotated[int, Field(ge=1, le=100_000)] = 1
+    tokens: Annotated[int, Field(ge=1)] | None = None
 
 
 class KeepTable(Table):

@@ -11,7 +11,7 @@ import torch
 from distill.objectives.outputs import Batch
 from distill.table import Column, Table
 from nas.latency.steps import bounded
-from nas.latency.table import WHOLE_ROUNDS, example
+from nas.latency.whole import WHOLE_ROUNDS, example
 
 TEACHER, BASE_MODEL, STUDENT = "teacher", "base model", "student"
 TORCH, ONNX, INT8 = "torch", "ONNX", "ONNX int8"

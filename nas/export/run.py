@@ -26,7 +26,7 @@ from nas.export.int8 import quantize, scores_of_forms
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
 from nas.export.onnx import OnnxModel, check_installed, export_onnx, verify
 from nas.export.ordinary import ordinary_form
-from nas.latency.table import device_name
+from nas.latency.measure import device_name
 from nas.preparation.context import preparation_context
 from nas.preparation.teacher import dev_set
 from nas.preparation.workspace import student_base

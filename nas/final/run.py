@@ -27,7 +27,7 @@ from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
 from nas.final.evaluation import encoded_split
 from nas.final.training import curve, final_phases, starting_point, train
-from nas.latency.table import latencies
+from nas.latency.whole import latencies
 from nas.preparation.data import read
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare

@@ -1,7 +1,8 @@
-"""Measures how long each step of a block takes inside a model.
+"""Measures how long each step of a layer takes inside a model.
 
-The name of a step consists of its operation and the widths of its inputs in channels: "expand 96", "relu 96",
-"add 96 384". The step "norm" computes the output of a block from that of its graph. A layer of experts has the steps
+The step "attention 4" is everything that a layer with four heads does before its first block. The name of a step of a
+block consists of its operation and the widths of its inputs in channels: "expand 96", "relu 96", "add 96 384". The step
+"norm" computes the output of a block from that of its graph. A layer of experts has the steps
 "expand 96, 4 hash top 1" (all experts together), "route, 4 hash top 1" (the router chooses the experts) and
 "send, 4 hash top 1" (the tokens are dispatched to the experts, and the results are combined).
 """
@@ -18,8 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from distill.encoders.family import family_of
 from distill.encoders.parts import encoder_layers
 from distill.encoders.student.dispatch import Tokens, put, take, weighted
 from distill.encoders.student.expert_linear import is_batched
@@ -35,7 +38,7 @@ from supernet.build import expert_settings
 STEP_ROUNDS = 30
 # A slow or busy device runs fewer rounds: measuring ends after MAX_SECONDS, but not before MIN_ROUNDS rounds.
 MAX_SECONDS = 30.0
-MIN_ROUNDS = 5
+MIN_ROUNDS = 7
 GATED = FFNGraph.parse("project(mul(expand(x),gate(x)))")
 
 
@@ -81,6 +84,11 @@ def dispatch_step(experts: Experts) -> str:
     return f"send, {experts_name(experts)}"
 
 
+def attention_step(heads: int) -> str:
+    """The name of the step that is a layer's attention."""
+    return f"attention {heads}"
+
+
 def _name(op: str, *widths: int) -> str:
     """The name of a step in the latency table."""
     return " ".join([op, *map(str, sorted(set(widths)))])
@@ -88,12 +96,19 @@ def _name(op: str, *widths: int) -> str:
 
 @torch.inference_mode()
 def step_times(
-    host: PreTrainedModel, base: Base, widths: Sequence[int], experts: Sequence[Experts], batch: Batch
+    host: PreTrainedModel,
+    attentions: Mapping[int, Sequence[nn.Module]],
+    base: Base,
+    widths: Sequence[int],
+    experts: Sequence[Experts],
+    batch: Batch,
 ) -> dict[str, float]:
-    """Measure every step at each of these inner widths, in seconds, by its name in `LatencyTable`.
+    """Measure every attention, and every step of a block at each of these inner widths, in seconds, by its name in
+    `LatencyTable`.
 
     Args:
         host: the model in whose layers the steps are measured.
+        attentions: the attentions of its layers, the lowest first, by their number of heads.
     """
     seconds: dict[str, list[float]] = defaultdict(list)
     timed = partial(_timed, seconds, batch["input_ids"].is_cuda)
@@ -106,8 +121,13 @@ def step_times(
     ]
     host.eval()
     layers = encoder_layers(host)
+    hooks = _time_attentions(layers, attentions, seconds, batch["input_ids"].is_cuda)
+    heads, path = list(attentions), family_of(host).attention
     rng = random.Random(0)
-    for _ in bounded(STEP_ROUNDS):
+    for turn in bounded(STEP_ROUNDS):
+        # They stay for all passes of a round, so that the caches have their weights, as in use.
+        for number, layer in enumerate(layers):
+            layer.set_submodule(path, attentions[heads[(turn + number) % len(heads)]][number])
         # An operation takes up to twice as long if no other layer uses it, because its code is not in the CPU's cache.
         # Since the architectures of a space are similar to its base graph, all layers of a pass get the same graph.
         for probes_of_graph in rng.sample(probes, len(probes)):
@@ -116,7 +136,34 @@ def step_times(
                 for layer, probe in zip(layers, islice(cycle(order), start, None), strict=False):
                     layer.ffn = nn.ModuleList([probe])
                 host(**batch)
+    for hook in hooks:
+        hook.remove()
     return {name: lower_quartile(values) for name, values in seconds.items()}
+
+
+def _time_attentions(
+    layers: Sequence[nn.Module],
+    attentions: Mapping[int, Sequence[nn.Module]],
+    seconds: dict[str, list[float]],
+    cuda: bool,
+) -> list[RemovableHandle]:
+    """Add hooks by which `seconds` gets the time from the beginning of a layer to the end of its attention."""
+    begun = 0.0
+
+    def begin(*unused: object) -> None:
+        nonlocal begun
+        finish(cuda)
+        begun = time.perf_counter()
+
+    def end(name: str, *unused: object) -> None:
+        finish(cuda)
+        seconds[name].append(time.perf_counter() - begun)
+
+    hooks = [layer.register_forward_pre_hook(begin) for layer in layers]
+    for heads, of_layers in attentions.items():
+        name = attention_step(heads)
+        hooks += [attention.register_forward_hook(partial(end, name)) for attention in of_layers]
+    return hooks
 
 
 def _steps(host: PreTrainedModel, base: Base, widths: Sequence[int]) -> dict[str, Callable[..., Tensor]]:

@@ -16,7 +16,8 @@ from distill.training.progress import ProgressCallback, ignore_progress
 from foundation.files import cache_folder
 from nas.config.schema import ConfigError, StudyConfig
 from nas.latency.limit import parse_latency, resolve
-from nas.latency.table import LatencyTable, TableSettings, TooBusy, latency_table
+from nas.latency.measure import TableSettings, TooBusy, latency_table
+from nas.latency.table import LatencyTable
 from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -29,8 +30,6 @@ from supernet.order.importance import allocate_by_importance
 
 # The global importance allocation leaves every layer at least this many inner neurons.
 MIN_INNER = 4
-# The batch size for which latencies are measured; each sentence has the study's `max_length` tokens.
-LATENCY_BATCH = 1
 # Tasks are assumed to have no more labels than this until their rows are read.
 MOST_LABELS = 10_000
 # Stands for the bound of a cost that is minimized but not bounded.
@@ -50,19 +49,19 @@ class HeadMacs:
 
 @dataclass(frozen=True)
 class LayerLatency:
-    """The latency of a layer's blocks in microseconds, looked up in a latency table."""
+    """The latency of a layer in microseconds, looked up in a latency table."""
 
     table: LatencyTable
 
     def __call__(self, base: Base, layer: Layer) -> int:
-        return self.table.ffn(base, layer.ffn)
+        return self.table.layer(base, layer)
 
 
 def limits_of(
     config: StudyConfig, workspace: Workspace, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Limit, ...]:
-    """The limits on costs other than parameters that the study bounds or minimizes: MACs, and the latency of a sentence
-    of `max_length` tokens on this device.
+    """The limits on costs other than parameters that the study bounds or minimizes: MACs, and the latency on this
+    device.
 
     Raises:
         ConfigError: the machine is too busy to measure on.
@@ -129,6 +128,19 @@ def check_feasible(
         raise
 
 
+def check_deployment(config: StudyConfig, device: str) -> None:
+    """Refuse latencies that cannot be measured, before anything is trained.
+
+    Raises:
+        ConfigError: threads are given for a GPU.
+    """
+    if config.latency_key is not None and config.deployment.runtime != "torch":
+        raise ConfigError(f"deployment.runtime: {config.deployment.runtime} is not measured yet: use torch")
+    threads = config.deployment.threads
+    if config.latency_key is not None and threads is not None and device_type(device) != "cpu":
+        raise ConfigError(f"deployment.threads: {threads} threads make no model on a GPU faster: leave it out")
+
+
 def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:
     """The latency table of this device for all inner widths of the space and of the baselines.
 
@@ -152,14 +164,18 @@ def latencies_file(config: StudyConfig, workspace: Workspace, device: str) -> Pa
 
 def _table_settings(config: StudyConfig, workspace: Workspace, device: str) -> TableSettings:
     base, _ = workspace.base()
+    deployment = config.deployment
     return TableSettings(
         base_model=base_model(config, base),
         teacher=AutoConfig.from_pretrained(workspace.folders.teacher),
         inner_widths=[*(int(expansion * base.inner) for expansion in config.space.expansions), base.inner],
-        batch=LATENCY_BATCH,
-        tokens=config.max_length,
+        heads=[*(config.space.heads or ()), base.heads],
+        batch=deployment.batch,
+        tokens=deployment.tokens or config.max_length,
         device=device_type(device),
         experts=config.space.experts,
+        runtime=deployment.runtime,
+        threads=deployment.threads,
     )
 
 

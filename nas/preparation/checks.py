@@ -37,8 +37,9 @@ def check(config: StudyConfig) -> None:
     student_config = config_of(student, template=teacher)
     for name, described in (("teacher", teacher), ("base", student_config)):
         positions = family_of(described).positions(described)
-        if config.max_length > positions:
-            raise ConfigError(f"max_length: the {name} has {positions} positions, not {config.max_length}")
+        for key, tokens in (("max_length", config.max_length), ("deployment.tokens", config.deployment.tokens or 0)):
+            if tokens > positions:
+                raise ConfigError(f"{key}: the {name} has {positions} positions, not {tokens}")
     check_heads(config, base)
     if source is not None:
         try:
@@ -49,6 +50,9 @@ def check(config: StudyConfig) -> None:
         for name in ("warmup", *CANDIDATE, "one_shot_pretrain", "one_shot"):
             if table := table_of(config, name):
                 objectives(config, settings_of(config, name), table.build(1), student_config, teacher)
+                if config.space.heads and name != "warmup":
+                    fewest = config_of(student.with_heads([min(config.space.heads)] * base.depth), template=teacher)
+                    objectives(config, settings_of(config, name), table.build(1), fewest, teacher)
         objective_spec = OBJECTIVES[config.objective.name]
         if objective_spec.training_context is not None:
             with torch.device("meta"):

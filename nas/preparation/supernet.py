@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
+from distill.encoders.heads import heads_of
 from distill.objectives.outputs import Batch, run
 from distill.tasks.encoding import Encoded, single_rows
 from distill.tasks.task import Task
@@ -201,6 +202,10 @@ def _make_supernet(
         context.on_progress("supernet: order of its heads", None)
         head_scores = order.heads(inputs)
         weights = sort_heads(weights, head_scores, supernet.config)
+        supernet.config.kept_heads = [
+            [heads[place] for place in of_layer.argsort(descending=True, stable=True).tolist()]
+            for heads, of_layer in zip(heads_of(supernet.config), head_scores, strict=True)
+        ]
         kept = {
             f"{HEADS_IN_FILE}{layer}": of_layer.sort(descending=True).values
             for layer, of_layer in enumerate(heads_by_importance(inputs))

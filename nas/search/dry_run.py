@@ -54,7 +54,7 @@ def dry_run(search: SearchRun, console: Console) -> None:
     known = rows_are_known(config, downloads)
     context = preparation_context(config, device, known=known)
     needed, workspace = list(entries(context)), workspace_of(context)
-    latency = "latency" in config.goals or config.space.max_latency is not None
+    latency = config.latency_key is not None
     table = latencies_file(config, workspace, device) if latency else None
     measured = table is not None and table.exists()
     there = {entry.what: entry.exists for entry in needed}

@@ -136,6 +136,16 @@ def _add_budget(result: Parser) -> None:
         help="limit on its latency, in milliseconds or relative to the teacher's latency",
     )
     group.add_argument(
+        "--runtime",
+        metavar="torch|onnx|onnx-int8",
+        help="in what the student will run, for its latency (default: torch; ONNX runs on the processor)",
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
+    group.add_argument("--batch", type=int, metavar="N", help="sentences in a batch for latencies (default: 1)")
+    group.add_argument(
+        "--tokens", type=int, metavar="N", help="tokens of a sentence for latencies (default: max_length)"
+    )
+    group.add_argument(
         "--keep",
         metavar="99%",
         help="instead of a limit: find the smallest student (with --goals score,latency: the fastest) whose score is "
@@ -239,6 +249,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
         "space.max_latency": Given("--max-latency", options.max_latency),
         "one_shot.sandwich": Given("--sandwich", options.sandwich or None),
     }
+    for name in ("runtime", "threads", "batch", "tokens"):
+        result[f"deployment.{name}"] = Given(f"--{name}", getattr(options, name))
     for option, name in (("--max-params", "max_params"), ("--max-macs", "max_macs")):
         text = getattr(options, name)
         try:

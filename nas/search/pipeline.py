@@ -16,7 +16,7 @@ from foundation.files import read_json, write_text
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.modes import MODES
 from nas.evaluation.trained import TrainedEvaluator
-from nas.latency.table import measure_whole
+from nas.latency.measure import measure_whole
 from nas.planning import keep
 from nas.planning.budget import base_model, latencies_of, limits_of
 from nas.planning.finalists import ALLOCATED, GLOBAL, Confirmed, confirmations, finalists, lead_line, summary

@@ -7,6 +7,7 @@ from pathlib import Path
 from optuna.exceptions import DuplicatedStudyError
 
 from nas.config.schema import ConfigError, StudyConfig
+from nas.planning.budget import check_deployment
 from nas.planning.stages import Plan, check_stage
 from nas.preparation.data import check_tasks
 from nas.study import ledger
@@ -56,6 +57,7 @@ class SearchRun:
                 search or one that is not to be resumed.
         """
         check_tasks(self.config)
+        check_deployment(self.config, self.cluster.device)
         check_storage(self.url)
         self.folder.check(self.config, self.stages, self.resume)
         check_stage(self.config, self.folder, self.stages[0], self.start)

@@ -14,7 +14,7 @@ import nas.latency.steps
 from distill.tasks.corpora import load_corpus, save_corpus
 from distill.training.checkpoint import Checkpoint
 from foundation.files import SUMS_PREFIX
-from nas.latency.table import TableSettings, TooBusy, latency_table
+from nas.latency.measure import TableSettings, TooBusy, latency_table
 from nas.preparation.prepare import prepare
 from search_spaces import Architecture
 from tests.nas.tiny_study import TinyStudy, corpus
@@ -59,6 +59,7 @@ def test_damaged_latency_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         base_model=Architecture.uniform(BASE),
         teacher=BertConfig(**SIZES),
         inner_widths=[12, 24, 48],
+        heads=[4],
         batch=1,
         tokens=6,
         device="cpu",

@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -21,18 +21,11 @@ from transformers import BertConfig
 import nas.latency.steps
 from distill.encoders.student import ffn
 from nas.latency.limit import parse_latency, resolve
-from nas.latency.table import (
-    Latency,
-    LatencyTable,
-    TableSettings,
-    TooBusy,
-    latencies,
-    latency_table,
-    line,
-    measure_whole,
-    summary,
-)
+from nas.latency.measure import TableSettings, TooBusy, fitted, latency_table, measure_whole
+from nas.latency.table import LatencyTable
+from nas.latency.whole import Latency, latencies, summary
 from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph
+from search_spaces.layer import Attention, Layer
 from search_spaces.operations import UNARY, Operation
 from supernet.build import build
 from tests.search_spaces.strategies import graphs
@@ -65,17 +58,26 @@ def test_quiet_where_every_pass_is_interrupted() -> None:
     assert summary(passes) == Latency(lower=16, median=16, upper=16, quiet=6)
 
 
-def test_the_line_through_whole_models() -> None:
-    assert line([100, 200, 400], [1110, 1220, 1440]) == pytest.approx((1.1, 1000))
-    for whole in ([3, 2, 1], [100, 2000, 9000]):
+def test_the_fit_to_whole_models() -> None:
+    sums = [100, 200, 400, 300], [50, 10, 20, 90]
+    whole = [1.1 * one + 2.5 * other + 1000 for one, other in zip(*sums, strict=True)]
+    assert fitted(sums, whole) == pytest.approx((1.1, 2.5, 1000))
+    for whole in ([3.0, 2, 1, 2], [100, 2000, 9000, 5000]):  # a factor below 0, and a constant below 0
         with pytest.raises(TooBusy, match="something else disturbs"):
-            line([100, 200, 400], whole)
+            fitted(sums, whole)
+    # The relative errors of three models that no line predicts are orthogonal to the columns.
+    sums, whole = np.array([1.0, 10, 5]), np.array([2.0, 12, 9])
+    factor, constant = fitted([sums.tolist()], whole.tolist())
+    errors = (factor * sums + constant) / whole - 1
+    assert np.abs(errors).max() > 0.01
+    assert np.array([sums, np.ones(3)]) / whole @ errors == pytest.approx([0, 0], abs=1e-12)
 
 
 SETTINGS = TableSettings(
     base_model=Architecture.uniform(BASE),
     teacher=BertConfig(**SIZES),
     inner_widths=WIDTHS,
+    heads=(BASE.heads,),
     batch=1,
     tokens=6,
     device="cpu",
@@ -116,9 +118,20 @@ def test_settings_that_change_latencies_have_tables_of_their_own(
         path(batch=2),
         path(tokens=7),
         path(experts=(HASH,)),
+        path(heads=(0, 4)),
+        path(runtime="onnx"),
+        path(runtime="onnx-int8"),
+        path(threads=999),
     ]
     # What gates multiply by and the noise of training do not change how long they take.
-    for same in (of_base(gate_scale="probability"), of_base(gate_jitter=0.2), path(experts=(DENSE,))):
+    threads = torch.get_num_threads()
+    for same in (
+        of_base(gate_scale="probability"),
+        of_base(gate_jitter=0.2),
+        path(experts=(DENSE,)),
+        path(heads=(4, 4)),
+        path(threads=threads),
+    ):
         assert same == usual
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
     assert len({usual, *others, path()}) == len(others) + 2
@@ -127,9 +140,10 @@ def test_settings_that_change_latencies_have_tables_of_their_own(
 def priced(base: Base = BASE) -> LatencyTable:
     """A table of all steps at `WIDTHS` in which different sums of a few steps have different values."""
     names = ["norm", *(f"{op} {width}" for op in ("expand", "gate", "project", "gelu", *ffn.UNARY) for width in WIDTHS)]
+    names += [f"attention {heads}" for heads in (0, 1, 4)]
     pairs = [(12,), (24,), (48,), (12, 24), (24, 48)]
     names += [f"{op} {' '.join(map(str, pair))}" for op in ffn.BINARY for pair in pairs]
-    return LatencyTable(1, 6, 500, 4000, tuple((name, 1000 * 7**place) for place, name in enumerate(names)))
+    return LatencyTable("torch", 1, 1, 6, 500, 4000, tuple((name, 1000 * 7**place) for place, name in enumerate(names)))
 
 
 class Watch(TorchFunctionMode):
@@ -194,15 +208,15 @@ def test_a_measured_table_knows_all_graphs(measure: Measure, mismatch: str) -> N
 
 def test_a_model_as_wide_as_no_block(measure: Measure) -> None:
     base = Base(depth=1, width=24, heads=2, inner=8, vocabulary=50, positions=20, embedding=8)
-    table = measure(base_model=Architecture.uniform(base), inner_widths=(8,))
+    table = measure(base_model=Architecture.uniform(base), inner_widths=(8,), heads=(2,))
     assert table.total(Architecture.uniform(base, GATED, stack=3)) > table.fixed
 
 
 def test_totals_add_up_in_whole_microseconds(table: LatencyTable) -> None:
     layers = (FFN(GELU, 2, Fraction(1, 4)), FFN(GATED), FFN(FFNGraph.parse("max(x,project(relu(expand(x))))")))
-    assert table.total(Architecture.of_ffns(BASE, layers)) == table.fixed + sum(
-        table.ffn(BASE, genes) for genes in layers
-    )
+    attentions = 3 * table.attention(Attention(BASE.heads))
+    ffns = sum(table.ffn(BASE, genes) for genes in layers)
+    assert table.total(Architecture.of_ffns(BASE, layers)) == table.fixed + attentions + ffns
     values = (table.fixed, table.teacher, *dict(table.steps).values())
     assert all(isinstance(value, int) and value > 0 for value in values)
     for stack in (2, 3, 4):
@@ -212,8 +226,57 @@ def test_totals_add_up_in_whole_microseconds(table: LatencyTable) -> None:
 
 def test_no_ffn_takes_no_time(table: LatencyTable) -> None:
     assert table.ffn(BASE, FFN(stack=0)) == 0
-    assert table.total(Architecture.uniform(BASE, stack=0)) == table.fixed
+    attentions = BASE.depth * table.attention(Attention(BASE.heads))
+    assert table.total(Architecture.uniform(BASE, stack=0)) == table.fixed + attentions
     assert table.ffn(replace(BASE, inner=10**6), FFN(stack=0)) == 0  # of no width, so of none beyond the table
+
+
+def test_a_layer_that_is_left_out_takes_no_time() -> None:
+    table = priced()
+    nothing, some = Attention(0), FFN(expansion=EXPANSIONS[0])
+    assert table.layer(BASE, Layer(nothing, FFN(stack=0))) == 0
+    assert table.layer(BASE, Layer(nothing, some)) == table.attention(nothing) + table.ffn(BASE, some)
+    assert table.attention(nothing) == dict(table.steps)["attention 0"] // 1000 > 0
+    layers = (Layer(nothing, FFN(stack=0)), Layer(Attention(4), some), Layer(nothing, some))
+    found = table.total(Architecture(BASE, layers))
+    assert found == table.fixed + table.attention(Attention(4)) + table.attention(nothing) + 2 * table.ffn(BASE, some)
+
+
+def test_heads_between_those_of_the_table_lie_on_a_line() -> None:
+    table = priced()
+    one, two, four = (table.attention(Attention(heads)) for heads in (1, 2, 4))
+    assert 3 * two == pytest.approx(2 * one + four, rel=1e-12)
+    with pytest.raises(ValueError, match="an attention with 5 heads: the latency table ends at 4"):
+        table.attention(Attention(5))
+    without = replace(table, steps=tuple(step for step in table.steps if step[0] != "attention 0"))
+    assert without.attention(Attention(0)) == one  # as a bound
+
+
+@pytest.mark.parametrize(
+    ("heads", "measured"),
+    [
+        ([12], [12]),
+        ([0], [0]),
+        ([12, 0, 4, 4], [0, 4, 12]),
+        (range(7), [0, 1, 2, 3, 4, 5, 6]),
+        (range(13), [0, 1, 3, 5, 8, 10, 12]),
+        (range(1, 17), [1, 4, 7, 10, 13, 16]),
+    ],
+)
+def test_a_few_numbers_of_heads_are_measured(heads: Sequence[int], measured: list[int]) -> None:
+    assert replace(SETTINGS, heads=heads).measured_heads == measured
+
+
+def test_every_number_of_heads_has_its_time(measure: Measure) -> None:
+    table = measure(heads=(0, 1, 4))
+    assert sorted(name for name, _ in table.steps if "attention" in name) == [
+        "attention 0",
+        "attention 1",
+        "attention 4",
+    ]
+    assert all(time > 0 for _, time in table.steps)
+    layers = tuple(Layer(Attention(heads), FFN(expansion=EXPANSIONS[0])) for heads in (0, 2, 4))
+    assert table.total(Architecture(BASE, layers)) > table.fixed
 
 
 def test_json_and_pickle_give_the_same_table(table: LatencyTable) -> None:
@@ -343,7 +406,7 @@ def test_a_hash_is_asked_once_a_layer_and_a_gate_in_every_block() -> None:
     own = ("expand 12", "project 12", "route", "send")
     kinds = [f"{step}, {kind}" for kind in ("2 hash top 1", "4 token_gate top 2") for step in own]
     steps = tuple((name, 1000 * 7**place) for place, name in enumerate(["norm", "expand 12", "gelu 12", *kinds]))
-    table = LatencyTable(1, 6, 500, 4000, steps)
+    table = LatencyTable("torch", 1, 1, 6, 500, 4000, steps)
     cost = dict(table.steps)
 
     def blocks(experts: Experts, stack: int) -> int:
