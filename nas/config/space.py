@@ -114,4 +114,4 @@ class KeepTable(Table):
     """
 
     fraction: Annotated[float, BeforeValidator(lambda value: float(proportion(value)))]
-    cost: Literal["params", "macs", "latency"] = "params"
+    cost: Literal["params", "macs", "latency"] = "latency"
