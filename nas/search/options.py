@@ -76,8 +76,8 @@ def _add_search(result: Parser) -> None:
         "--stage",
         choices=STAGES,
         required=True,
-        help="1: operations and sizes (heads, stacks, widths, experts) together; 2: operations; 3: sizes, on all tasks; "
-        "all: one after the other",
+        help="1: operations and sizes (heads, stacks, widths, experts) together; 2: operations; 3: sizes, on all "
+        "tasks; all: one after the other",
     )
     group.add_argument(
         "--preset",
@@ -133,8 +133,8 @@ def _add_budget(result: Parser) -> None:
     group.add_argument(
         "--max-latency",
         metavar="12ms|0.25x",
-        help="limit on its latency, in milliseconds or relative to the teacher's latency (default: the preset's, unless "
-        "--max-params, --max-macs or --keep is given)",
+        help="limit on its latency, in milliseconds or relative to the teacher's latency (default: the preset's, "
+        "unless --max-params, --max-macs or --keep is given)",
     )
     group.add_argument(
         "--runtime",
