@@ -3,11 +3,12 @@
 
 For each budget the search is repeated with other seeds of the sampler on the same supernet: candidates are scored as
 the preset says, untrained, and its finalists are confirmed with the seeds that a search uses. Winners and baselines
-(uniform slice, global importance, fewer layers, MILP allocation) are then trained alike, for --steps steps with seeds that no search
-used, and scored on the whole dev split. A lead is a winner's mean over the training seeds less that of the baseline
-whose mean is highest, so the baseline has the advantage of being chosen afterwards; its standard error is over the
-seeds of the sampler alone. A budget 1/n has at most the parameters of the uniform slice with an n-th of the inner
-neurons, or at most its latency by the table, or an n-th of the teacher's latency; the whole models are measured, too.
+(uniform slice, global importance, fewer layers, MILP allocation) are then trained alike, for --steps steps with seeds
+that no search used, and scored on the whole dev split. A lead is a winner's mean over the training seeds less that of
+the baseline whose mean is highest, so the baseline has the advantage of being chosen afterwards; its standard error is
+over the seeds of the sampler alone. A budget 1/n has at most the parameters of the uniform slice with an n-th of the
+inner neurons, or at most its latency by the table, or an n-th of the teacher's latency; the whole models are measured,
+too.
 
 The file of raw numbers is written after every measurement, and the same command continues from it.
 """
@@ -142,7 +143,9 @@ class Budget:
 
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="what is equal; default: all")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=["params", "latency"], help="what is equal; default: both"
+    )
     budgets = [Fraction(16), Fraction(32)]
     parser.add_argument("--budgets", type=Fraction, nargs="+", default=budgets, help="n of 1/n; default: 16 32")
     parser.add_argument("--searches", type=int, default=5, help="seeds of the sampler; default: %(default)s")
