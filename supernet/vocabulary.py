@@ -215,9 +215,9 @@ def _bounds(encoded: Encoded) -> list[tuple[int, int]]:
 
 
 def _word_pieces(model: Mapping[str, Any]) -> set[str]:
-    """The single characters, at the start of a word and within it."""
-    prefix = model["continuing_subword_prefix"]
-    return {piece for piece in model["vocab"] if len(piece) == 1 or len(piece.removeprefix(prefix)) == 1}
+    """The single characters, at the start of a word and within it, and the unknown word."""
+    prefix, unknown = model["continuing_subword_prefix"], model["unk_token"]
+    return {piece for piece in model["vocab"] if 1 in (len(piece), len(piece.removeprefix(prefix))) or piece == unknown}
 
 
 def _symbols(model: Mapping[str, Any]) -> set[str]:
@@ -226,12 +226,13 @@ def _symbols(model: Mapping[str, Any]) -> set[str]:
 
 
 def _unigrams(model: Mapping[str, Any]) -> set[str]:
-    """The single characters, the single bytes, and the piece of the lowest score, from which that of unknown characters
-    is computed.
+    """The single characters, the single bytes, the unknown piece, and that of the lowest score, from which the unknown
+    one's is computed.
     """
-    byte = {f"<0x{number:02X}>" for number in range(256)}
-    lowest = min(model["vocab"], key=lambda entry: entry[1])[0]
-    return {lowest, *(piece for piece, _ in model["vocab"] if len(piece) == 1 or piece in byte)}
+    byte, vocabulary, unknown = {f"<0x{number:02X}>" for number in range(256)}, model["vocab"], model["unk_id"]
+    singles = {piece for piece, _ in vocabulary if len(piece) == 1 or piece in byte}
+    lowest = min(vocabulary, key=lambda entry: entry[1])[0]
+    return {*singles, lowest, *([] if unknown is None else [vocabulary[unknown][0]])}
 
 
 # By the type of a tokenizer's model: the pieces that spell anything that the whole vocabulary can spell.

@@ -166,6 +166,22 @@ def test_unknown_characters_keep_their_score(tmp_path: Path) -> None:
     assert "rare" in own.convert_ids_to_tokens(kept)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordPiece({"a": 0, "##a": 1, "aa": 2, "?": 3}, unk_token="?"),
+        models.BPE({"a": 0, "aa": 1, "?": 2}, [("a", "a")], unk_token="?"),
+        models.Unigram([("a", -2.0), ("aa", -3.0), ("???", -1.0), ("aaa", -4.0)], 2),
+    ],
+)
+def test_an_unknown_piece_that_is_not_special(model: Any, tmp_path: Path) -> None:
+    """The tokenizer's model needs it, whatever transformers knows of it. Unigram's lowest piece stays too."""
+    own: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+    kept = kept_ids(own, torch.zeros(4))
+    cut = cut_tokenizer(own, kept, tmp_path)
+    assert len(cut) == len(own) - 1 and pieces(cut, "b") == pieces(own, "b") != []
+
+
 def test_words_that_were_unknown(tmp_path: Path) -> None:
     """WordPiece takes the longest piece even if nothing can follow it; a word may be known without that piece."""
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", "ab", "##bc"]
