@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.encoders.family import family_of
-from distill.table import difference, plural, with_error
+from distill.table import difference, with_error
 from distill.training.progress import Progress
 from distill.training.teacher import TeacherError, load_config, set_head
 from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
@@ -130,8 +130,7 @@ def _write(
     if not export.skip_latency:
         report = measure(export, checkpoint, model, forwards, progress)
         (folder / LATENCY_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-        threads = plural(report.machine["threads"], "thread")
-        console.print(f"latency of sentences of {report.tokens} tokens, {threads}")
+        console.print(f"latency: {report.conditions()}")
         report.table().print(console)
         console.print("\n".join(report.sentences()))
     card = Card(export.out.name, checkpoint, export.form, cost_of_form, forms, report, export.command)

@@ -140,9 +140,7 @@ def test_epsilon_of_layers_without_an_ffn() -> None:
     _, given = of_shape([(4, NO_FFN), (4, FFN())], "roberta", epsilon=1e-5)
     check(ordinary_form(given, "roberta").model, given)
     _, given = of_shape([(4, NO_FFN), (4, FFN())], "roberta", epsilon=0.1)
-    with pytest.raises(
-        ExportError, match=r"an FFN are normalized twice, with the epsilon 0\.1; export it"
-    ):
+    with pytest.raises(ExportError, match=r"an FFN are normalized twice, with the epsilon 0\.1; export it"):
         ordinary_form(given, "roberta")
 
 
