@@ -67,10 +67,9 @@ def inherit(
         _, layer, inside = parts
         if layer >= len(layers):
             raise ValueError(f"the supernet has a layer {layer}; the architecture has {len(layers)} layers")
-        block = in_block(inside)
         if layers[layer].left_out:
             continue
-        if block is None:
+        if (block := in_block(inside)) is None:
             attention = layers[layer].attention
             if (kept := _leading_heads(family, tensor, attention, base, inside, name)) is not None:
                 inherited[name] = _copies(kept, attention.experts if _of_attention(family, inside) else 1)
@@ -91,10 +90,8 @@ def inherit(
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
     prefix = family.prefix(weights)
     for layer, ffn in enumerate(architecture.ffns):
-        if block_counts[layer] < ffn.stack:
-            raise ValueError(
-                f"layers[{layer}].ffn.stack is {ffn.stack}; the supernet has {block_counts[layer]} blocks there"
-            )
+        if (count := block_counts[layer]) < ffn.stack:
+            raise ValueError(f"layers[{layer}].ffn.stack is {ffn.stack}; the supernet has {count} blocks there")
         query, output = f"{prefix}{layer}.{family.query}.weight", f"{prefix}{layer}.{family.output}.bias"
         if layers[layer].attention.heads and output in inherited and query not in inherited:
             raise ValueError(f"layers[{layer}].attention.heads is above 0; the supernet has none there")
