@@ -44,7 +44,11 @@ def add(*costs: Cost) -> Cost:
 
 
 def count_within(costs: Sequence[Sequence[Cost]], bounds: Bounds) -> int:
-    """The number of ways to choose one cost of every layer so that their sum is within the bounds."""
+    """The number of ways to choose one cost of every layer so that their sum is within the bounds; on a grid 0 unless
+    the cheapest options are.
+    """
+    if is_on_grid(costs) and add(*(cheapest(layer, bounds.high) for layer in costs)) not in bounds:
+        return 0
     first, *rest = sorted(tuple(layer) for layer in costs)
     return sum(count_each(first, tuple(rest), bounds, bounds.high))
 

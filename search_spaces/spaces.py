@@ -22,7 +22,6 @@ from search_spaces.counting import (
     Bounds,
     Cost,
     add,
-    cheapest,
     count_each,
     count_within,
     invert,
@@ -123,7 +122,7 @@ class Space:
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         _, costs = self.rows(self.start_graphs)
-        if is_on_grid(costs) and self.bounds.low > sum(cheapest(row, self.bounds.high)[0] for row in costs):
+        if is_on_grid(costs) and self.bounds.low > sum(min(row)[0] for row in costs):
             raise SpaceError(
                 f"min_params: a space in which a layer has {max(map(len, costs)):,} sizes has no lower bound on "
                 "parameters: leave it out, or allow fewer sizes"

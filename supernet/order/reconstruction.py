@@ -68,10 +68,14 @@ def forward_selection(moments: Moments, weight_DE: Tensor) -> Tensor:
 
 
 def forward_selection_of_heads(moments: Moments, weight_DE: Tensor, heads: int) -> Tensor:
-    """The heads of an attention (heads,), the most useful first, by the weight of its output map."""
+    """The heads of an attention (heads,), the most useful first, by the weight of its output map. Heads that are
+    constant, or linear in those before them, come last.
+    """
     size = weight_DE.shape[1] // heads
     covariance_EE = moments.covariance_EE.clone()
-    ridge_E = covariance_EE.diagonal().clamp(min=1e-300) * _NEGLIGIBLE
+    variance_E = covariance_EE.diagonal()
+    # Constant channels need a ridge, too.
+    ridge_E = variance_E.clamp(min=max(1e-200, float(variance_E.max()) * _NEGLIGIBLE)) * _NEGLIGIBLE
     product_ED = covariance_EE @ weight_DE.double().t() @ root_of(moments.metric_DD)
     order: list[int] = []
     while len(order) < heads:

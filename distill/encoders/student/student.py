@@ -60,8 +60,6 @@ class StudentLayer:
 
     def attend(self, hidden_states: Tensor, attention_mask: Tensor | None, tokens: Any = None, **kwargs: Any) -> Tensor:
         """What the first block of the FFN gets, (B, T, width)."""
-        if self.attention is None:
-            return hidden_states
         if isinstance(self.attention, ExpertAttention):
             kwargs["tokens"] = tokens
         hidden_BTD: Tensor = self.attention(hidden_states, attention_mask, **kwargs)[0]

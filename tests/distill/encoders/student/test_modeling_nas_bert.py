@@ -159,11 +159,14 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
     few = Architecture.of_ffns(BASE, (FFN(), FFN(stack=0), FFN(experts=Experts(2, half * 2))), attention_experts=2)
     # Of the attentions one has experts, one a single head, and one none.
     mixed = replace(few, layers=(few.layers[0], Layer(Attention(1), FFN()), Layer(Attention(0), FFN())))
-    architectures |= {"few": few, "mixed": mixed, "no FFNs": Architecture.uniform(BASE, stack=0)}
+    out = replace(mixed, layers=(Layer(Attention(0), FFN(stack=0)), *mixed.layers[1:]))
+    architectures |= {"few": few, "mixed": mixed, "left out": out, "no FFNs": Architecture.uniform(BASE, stack=0)}
     models |= {name: shaken(build(own, num_labels=LABELS)).eval() for name, own in architectures.items()}
     roberta = as_roberta(bert(labels=2)).config
     layers = (FFN(expansion=half, experts=Experts(2, half, "token_gate")), FFN(stack=2))
     own = Architecture.of_ffns(base_of_teacher(roberta)[0], layers)
+    without = replace(own, layers=(own.layers[0], Layer(Attention(0), FFN(stack=0))))
+    models["roberta, left out"] = shaken(build(without, template=roberta)).eval()
     for head in ("none", *TASK_TYPES):
         models[f"roberta-{head}"] = shaken(build(own, TASK_TYPES.get(head), template=roberta)).eval()
     save_file(inputs(batch()), tmp_path / "features.safetensors")
