@@ -1,5 +1,6 @@
 """Studies in which layers may have fewer heads: what is prepared for them, and what no study can have."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,11 @@ from safetensors.torch import load_file
 
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
+from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
+from nas.planning.stages import plan
 from nas.preparation.checks import check_heads
+from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from search_spaces import FFN, Architecture, Attention, Layer
@@ -96,6 +100,23 @@ def test_candidates_with_fewer_heads_are_compensated_and_scored(with_heads: Work
         found = {part for part in (*solved, "output.dense", "project") if any(part in name for name in changed)}
         assert found == {*solved, "output.dense", "project"}
         assert 0 <= evaluator.evaluate(architecture, seed=0).value <= 1
+
+
+@pytest.mark.parametrize("inheritance", ["sliced", "compensated"])
+def test_slices_of_the_one_shot_supernet_have_fewer_heads(inheritance: str, tiny_study: TinyStudy) -> None:
+    """Of any number up to that of the start, which may be none of the choices."""
+    fewer = {"space.heads": [0, 2], "one_shot.inheritance": inheritance}
+    study = prepared(tiny_study, **COMPENSATED, **HEADS | fewer)
+    base, graph = study.base()
+    start = Architecture(base, (Layer(Attention(0), FFN(stack=0)), Layer(Attention(3), FFN(graph))))
+    space = plan(study.config, study, "3", start, ()).space
+    workspace = prepare_one_shot(study, space, "cpu")
+    assert (workspace.calibration is None) == (inheritance == "sliced")
+    evaluator = OneShotEvaluator(workspace, "cpu")
+    for architecture in (start, space.sample(random.Random(0))):
+        assert 0 <= evaluator.evaluate(architecture).value <= 1
+    student = evaluator.student(start)
+    assert student.bert.encoder.layer[1].attention.self.query.weight.shape == (24, 32)
 
 
 @pytest.mark.parametrize(
