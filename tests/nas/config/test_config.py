@@ -273,7 +273,7 @@ REFUSED: dict[str, list[object]] = {
 def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("demo-ffn", {place: value})
-    assert str(caught.value).startswith("demo: ")
+    assert str(caught.value).startswith("demo-ffn: ")
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -302,7 +302,9 @@ def test_settings_that_an_objective_has_not(objective: dict[str, object], messag
 @pytest.mark.parametrize("setting", SAMPLER_SETTINGS)
 def test_settings_that_a_sampler_has_not(setting: str) -> None:
     given = {"stage2": {"sampler": "evolution", setting: 3}}
-    message = f"demo: stage2: {setting} is a setting of lanas and lanas-published, which evolution does not have: leave"
+    message = (
+        f"demo-ffn: stage2: {setting} is a setting of lanas and lanas-published, which evolution does not have: leave"
+    )
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_config("demo-ffn", given)
 
@@ -375,6 +377,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_mistake_of_the_whole_configuration_has_no_empty_place() -> None:
     with pytest.raises(
-        ConfigError, match=r"^demo: stage1\.sampler is nsga2 and goals are score: nsga2 is for two goals"
+        ConfigError, match=r"^demo-ffn: stage1\.sampler is nsga2 and goals are score: nsga2 is for two goals"
     ):
         load_config("demo-ffn", {"stage1.sampler": "nsga2"})
