@@ -250,7 +250,7 @@ GENES: dict[str, Gene] = {
             ATTENTION_HEADS * np.array([log2(1 + _attention_heads(layer)) for layer in layers])
         ),
         distance=lambda base, one, other: abs(log((1 + _attention_heads(one)) / (1 + _attention_heads(other)))),
-        domains=lambda base, choices: _if_several("heads", range(min(choices["heads"]), max(choices["heads"]) + 1)),
+        domains=lambda base, choices: _if_several("heads", range(min(choices["heads"]), base.heads + 1)),
         values=lambda base, layer: {"heads": layer.attention.heads},
     ),
     "attention_experts": _number_of_experts("attention_experts", "attention.experts", "attention", EXPERTS),

@@ -30,10 +30,9 @@ def inherit(
     """The initial weights of a candidate.
 
     A layer inherits the supernet's leading heads, its lowest blocks and their leading inner channels; one that is left
-    out inherits nothing. Norms,
-    embeddings and prediction heads are inherited completely (EfficientBERT, section 3.2: stacked FFNs are sliced from
-    bottom to top, linear operations from left to right). A `gate` that the supernet does not have is initialized to the
-    constant one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
+    out inherits nothing. Norms, embeddings and prediction heads are inherited completely (EfficientBERT, section 3.2:
+    stacked FFNs are sliced from bottom to top, linear operations from left to right). A `gate` that the supernet does
+    not have is initialized to the constant one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
 
     Each expert inherits the channels that `expert_channels` gives it, and the whole bias of `project`. A learned router
     inherits the leading rows of the supernet's, or gets new weights if the supernet has none. Routing tables of the
@@ -89,11 +88,12 @@ def inherit(
         if module == "expand" and ffn.graph.gated and gate not in weights:
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
     prefix = family.prefix(weights)
+    has_attentions = any(family.query in name for name in weights)
     for layer, ffn in enumerate(architecture.ffns):
         if (count := block_counts[layer]) < ffn.stack:
             raise ValueError(f"layers[{layer}].ffn.stack is {ffn.stack}; the supernet has {count} blocks there")
-        query, output = f"{prefix}{layer}.{family.query}.weight", f"{prefix}{layer}.{family.output}.bias"
-        if layers[layer].attention.heads and output in inherited and query not in inherited:
+        query = f"{prefix}{layer}.{family.query}.weight"
+        if layers[layer].attention.heads and has_attentions and query not in inherited:
             raise ValueError(f"layers[{layer}].attention.heads is above 0; the supernet has none there")
         inherited |= _gates(weights, base, layers[layer], f"{prefix}{layer}.", layer, seed)
     if architecture.head.experts > 1 and f"{EXPERT_HEAD}weight" in inherited:
@@ -145,6 +145,8 @@ def _gates(
         gates = {prefix + BLOCK_GATE.format(block): (experts.count, block + 1) for block in range(ffn.stack)}
     if layer.attention.experts > 1:
         gates[prefix + ATTENTION_GATE] = (layer.attention.experts, 0)
+    if not gates:
+        return {}
     like = next(tensor for name, tensor in weights.items() if name.startswith(prefix))
     return {
         name: _leading(weights[name], 0, count, name).clone()

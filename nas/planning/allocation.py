@@ -205,7 +205,8 @@ def _variables(space: Space, losses: PredictedLosses, head: Cost, whole_layers: 
     fixed = np.array(head)
     for number in range(space.base.depth):
         attentions, ffns = _whole_or_nothing(space) if whole_layers else _options(space, number)
-        most, some = max(attentions, key=lambda attention: attention.heads), next(ffn for ffn in ffns if ffn.stack)
+        most = max(attentions, key=lambda attention: attention.heads)
+        some = max(ffns, key=lambda ffn: ffn.stack)
         # What does not vary is left out, so that it does not cost the solver digits.
         without_ffn = np.array(space.cost(Layer(most, FFN(stack=0))))
         fixed = fixed + without_ffn

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.counting import add
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import FFN, Head, Layer
 from search_spaces.limits import Limit
@@ -323,11 +324,14 @@ def _important_parts(space: Space, graph: FFNGraph, workspace: Workspace) -> Arc
     base = space.base
     whole = base_model(workspace.config, base, graph)
     neurons, heads = workspace.importance(), workspace.head_importance()
+    within = replace(space.bounds, low=0)
 
     def of_fraction(number: int) -> Architecture:
         widths = allocate_by_importance(neurons, base.depth * max(number, MIN_INNER), MIN_INNER)
         numbers = allocate_by_importance(heads, -(-base.depth * base.heads * number // base.inner), 0)
         return whole.with_ffns(ffn_of_width(base, graph, width) for width in widths).with_heads(numbers)
 
-    wider = range(1, base.inner + 1)
-    return of_fraction(bisect_left(wider, True, key=lambda number: not space.within_budget(of_fraction(number))))
+    def exceeds(number: int) -> bool:
+        return add(*map(space.cost, of_fraction(number).parts)) not in within
+
+    return of_fraction(bisect_left(range(1, base.inner + 1), True, key=exceeds))

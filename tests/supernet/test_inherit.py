@@ -10,17 +10,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from distill.tasks.types import TASK_TYPES
-from search_spaces import FFN, GELU, Architecture, Base, Experts, FFNGraph, Head
+from search_spaces import FFN, GELU, Architecture, Attention, Base, Experts, FFNGraph, Head, Layer
 from search_spaces.cost import project_width
 from search_spaces.routing import ROUTINGS
 from supernet.build import build
 from supernet.experts.routers import DEVIATION, routing_table
-from supernet.inherit import inherit
+from supernet.inherit import attention_slice, inherit
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, batch, graphs, inputs, shaken
 
 STACK = 3
 GEGLU = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
+LEFT_OUT = Layer(Attention(0), FFN(stack=0))
 
 
 def supernet(**changes: object) -> torch.nn.Module:
@@ -75,6 +76,45 @@ def test_a_layer_without_an_ffn_inherits_its_attention() -> None:
     build(empty, weights=inherited)
     whole.bert.encoder.layer[1].ffn = torch.nn.ModuleList()
     assert torch.equal(logits(candidate), logits(whole))
+
+
+def test_a_layer_left_out_inherits_nothing() -> None:
+    """It is the supernet that skips the layer; and it is a supernet itself, but not for a layer that is not."""
+    whole, full = supernet(), Layer(Attention(4), FFN(GELU, STACK))
+    architecture = Architecture(BASE, (full, LEFT_OUT, Layer(Attention(2), FFN(GELU, STACK))))
+    inherited = inherit(whole.state_dict(), architecture)
+    assert not any(".layer.1." in name for name in inherited)
+    assert {name for name in whole.state_dict() if ".layer.1." not in name} == inherited.keys()
+    candidate = build(architecture, weights=inherited).eval()
+    twin = build(architecture, weights=inherit(inherited, architecture)).eval()
+    assert torch.equal(logits(candidate), logits(twin))
+    complete = Architecture(BASE, (full, full, architecture.layers[2]))
+    expected = build(complete, weights=inherit(whole.state_dict(), complete)).eval()
+    expected.bert.encoder.layer[1].forward = lambda hidden_states, *unused, **settings: hidden_states
+    assert torch.equal(logits(candidate), logits(expected))
+    for layer, reason in (
+        (Layer(Attention(2), FFN(stack=0)), r"layers\[1\]\.attention\.heads is above 0; the supernet has none there"),
+        (Layer(Attention(0), FFN()), r"layers\[1\]\.ffn\.stack is 1; the supernet has 0 blocks there"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            inherit(inherited, Architecture(BASE, (full, layer, LEFT_OUT)))
+
+
+def test_the_attentions_of_a_one_shot_supernet_are_sliced() -> None:
+    """To the leading heads or the first experts, and to nothing of a layer that is left out."""
+    whole = shaken(build(Architecture.uniform(BASE, stack=STACK, attention_experts=2)))
+    layers = (Layer(Attention(4, 2), FFN()), LEFT_OUT, Layer(Attention(1), FFN()))
+    others = {name: tensor for name, tensor in whole.state_dict().items() if ".ffn." not in name}
+    sliced = attention_slice(others, Architecture(BASE, layers))
+    of_layers = [{name for name in sliced if f".layer.{layer}." in name} for layer in range(3)]
+    assert [len(names) for names in of_layers] == [11, 0, 10]
+    for name, tensor in sliced.items():
+        full = others[name]
+        if name in of_layers[2] and "LayerNorm" not in name:
+            full = full[0]
+            if not name.endswith("output.dense.bias"):
+                full = full[:, :6] if "output" in name else full[:6]
+        assert torch.equal(tensor, full), name
 
 
 @pytest.mark.parametrize("expansion", [Fraction(1), Fraction(1, 4)])
