@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from distill.encoders.family import CHANNELS, FAMILIES, family_of
 from distill.encoders.student.configuration import attention_experts
 from nas.export.checkpoint import ExportError, type_of_head
-from nas.export.onnx import TOLERANCE, padded_batch
+from nas.onnx.model import TOLERANCE, padded_batch
 
 # The operations that have another name in a configuration; gelu has one for each of its forms.
 OTHER_NAMES = {"swish": "silu"}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.export.int8 import quantize
-from nas.export.onnx import OnnxModel, export_onnx, padded_batch
+from nas.onnx.int8 import quantize
+from nas.onnx.model import OnnxModel, export_onnx, padded_batch
 from tests import requirements
 from tests.distill.encoders.student.test_experts_in_model import make
 
