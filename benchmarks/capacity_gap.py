@@ -49,7 +49,7 @@ Side = tuple[str, int]
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
+    parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--teachers", nargs="+", metavar="DIR", help="fine-tuned on the task, the smallest first")
     parser.add_argument("--task", help="default: the preset's first one")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the task's official files (default: from the hub)")

@@ -208,7 +208,7 @@ def lines_of(signals: Sequence[Signal]) -> list[tuple[str, ...]]:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
+    parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--uniform", metavar="FRACTION", help="space.uniform, such as 1/32; default: the preset's")
     parser.add_argument("--mutation-rate", type=float, help="space.mutation_rate; default: the preset's")
     parser.add_argument("--architectures", type=int, default=32, help="default: %(default)s")

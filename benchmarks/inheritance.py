@@ -51,7 +51,7 @@ def architectures(workspace: Workspace, budgets: list[int]) -> dict[tuple[int, s
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
+    parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--task", help="default: the preset's first")
     parser.add_argument("--data", help="folder of the task's official files")
     parser.add_argument("--orders", nargs="+", choices=list(ORDERS), default=["importance", "reconstruction"])

@@ -1,13 +1,14 @@
-"""How far the winner of stage 1 is ahead of the best plain baseline, at equal parameters or at equal latency.
+"""How far the winner of stage 1 is ahead of the best plain baseline, at equal parameters or at equal latency; and, with
+--searches 0, how the baselines compare.
 
 For each budget the search is repeated with other seeds of the sampler on the same supernet: candidates are scored as
 the preset says, untrained, and its finalists are confirmed with the seeds that a search uses. Winners and baselines
-(uniform slice, global importance, MILP allocation) are then trained alike, for --steps steps with seeds that no search
-used, and scored on the whole dev split. A lead is a winner's mean over the training seeds less that of the baseline
-whose mean is highest, so the baseline has the advantage of being chosen afterwards; its standard error is over the
-seeds of the sampler alone. A budget 1/n has at most the
-parameters of the uniform slice with an n-th of the inner neurons or, at equal latency, at most its latency by the
-table; the whole models are measured, too.
+(uniform slice, global importance, fewer layers, MILP allocation) are then trained alike, for --steps steps with seeds
+that no search used, and scored on the whole dev split. A lead is a winner's mean over the training seeds less that of
+the baseline whose mean is highest, so the baseline has the advantage of being chosen afterwards; its standard error is
+over the seeds of the sampler alone. A budget 1/n has at most the parameters of the uniform slice with an n-th of the
+inner neurons, or at most its latency by the table, or an n-th of the teacher's latency; the whole models are measured,
+too.
 
 The file of raw numbers is written after every measurement, and the same command continues from it.
 """
@@ -42,18 +43,22 @@ from search_spaces.architecture import Architecture
 
 # Of the seeds of the final comparison, which no search uses.
 FIRST_SEED = 101
-KINDS = ("params", "latency")
+KINDS = ("params", "latency", "teacher")
 
 
-def bounded(preset: str, kind: str, budget: int) -> StudyConfig:
-    """The preset with the parameters, or the latency, of the uniform slice with a `budget`-th of the inner neurons."""
-    config = load_config(preset, {"space.uniform": f"1/{budget}"})
+def bounded(preset: str, kind: str, budget: Fraction) -> StudyConfig:
+    """The preset with the parameters, or the latency, of the uniform slice with a `budget`-th of the inner neurons, or
+    with a `budget`-th of the teacher's latency.
+    """
+    if kind == "teacher":
+        return load_config(preset, {"space.max_latency": f"{1 / budget}x"})
+    config = load_config(preset, {"space.uniform": f"{1 / budget}"})
     if kind == "params":
         return config
     workspace = prepare(config, outputs=False)
     base, graph = workspace.base()
     table = latencies_of(config, workspace, "cpu", lambda phase, fraction: None)
-    uniform = table.total(Architecture.uniform(base, graph, expansion=Fraction(1, budget)))
+    uniform = table.total(Architecture.uniform(base, graph, expansion=1 / budget))
     whole = cost.params(Architecture.uniform(base, graph), workspace.num_labels)
     changes = {"space.max_latency": f"{uniform / 1000}ms", "space.max_params": whole, "space.slack": 0.2}
     return load_config(preset, changes)
@@ -62,7 +67,7 @@ def bounded(preset: str, kind: str, budget: int) -> StudyConfig:
 class Budget:
     """Searches and trainings within one budget; what the file has already is not measured again."""
 
-    def __init__(self, options: Namespace, kind: str, budget: int, kept: Kept) -> None:
+    def __init__(self, options: Namespace, kind: str, budget: Fraction, kept: Kept) -> None:
         self.title, self.steps, self.kept = f"{kind} 1/{budget}", options.steps, kept
         self.config = bounded(options.preset, kind, budget)
         if self.config.stage1.evaluation != "untrained":
@@ -74,7 +79,7 @@ class Budget:
         self.untrained = UntrainedEvaluator(
             prepare_untrained(self.workspace, self.config.stage1, self.config.tasks[:1])
         )
-        self.plan: Plan = plan(self.config, self.workspace, "1", None, limits_of(self.config, self.workspace))
+        self.plan: Plan = plan(self.config, self.workspace, "1", None, limits_of(self.config, self.workspace, "cpu"))
 
     def measure(self, name: str, make: Callable[[], Any]) -> Any:
         """A measurement within this budget."""
@@ -137,9 +142,12 @@ class Budget:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="what is equal; default: both")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[16, 32], help="n of 1/n; default: 16 32")
+    parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=["params", "latency"], help="what is equal; default: both"
+    )
+    budgets = [Fraction(16), Fraction(32)]
+    parser.add_argument("--budgets", type=Fraction, nargs="+", default=budgets, help="n of 1/n; default: 16 32")
     parser.add_argument("--searches", type=int, default=5, help="seeds of the sampler; default: %(default)s")
     parser.add_argument("--steps", type=int, default=200, help="of the final comparison; default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="of the final comparison; default: %(default)s")
@@ -179,9 +187,11 @@ def compare(budget: Budget, searches: int, seeds: Sequence[int], report: Report)
     columns = ("architecture", "parameters", "latency", *(f"seed {seed}" for seed in seeds), "mean")
     report.table(columns, rows, budget.title)
     best = max(baselines, key=lambda name: mean(scores[name]))
-    leads = summarise([mean(scores[name]) - mean(scores[best]) for name in winners])
-    report.note(f"lead of the winners over {best}: {leads.with_error(4, '+')}")
+    if winners:
+        leads = summarise([mean(scores[name]) - mean(scores[best]) for name in winners])
+        report.note(f"lead of the winners over {best}: {leads.with_error(4, '+')}")
     for name in baselines:
         if name != best:
             report.note(f"{best} over {name}: {difference(scores[best], scores[name]).with_error(4, '+')}")
-    report.note(f"seconds per candidate: {mean(of['seconds per candidate'] for of in searched):.2f}")
+    if searched:
+        report.note(f"seconds per candidate: {mean(of['seconds per candidate'] for of in searched):.2f}")

@@ -95,7 +95,7 @@ def measure(workspace: Workspace, candidates: int, folder: Path) -> list[dict[st
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
+    parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--candidates", type=int, default=16, help="default: %(default)s")
 
 

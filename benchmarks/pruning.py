@@ -235,7 +235,7 @@ def pruned(
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
+    parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16], help="n of 1/n; default: 8 16")
     parser.add_argument(
         "--rows", type=int, default=1024, help="training rows of Kwon and K-prune; default: %(default)s"

@@ -91,7 +91,7 @@ def members(space: Space) -> Iterator[Places]:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
+    parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--out", type=Path, default=TABLE, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--members", type=int, metavar="N", help="the first N members alone (default: all)")
 

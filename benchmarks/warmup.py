@@ -45,7 +45,7 @@ def train_candidates(workspace: Workspace, seed: int, candidates: int) -> Row:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
+    parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 40, 160], help="of the warm-up; default: 0 40 160")
     parser.add_argument("--candidates", type=int, default=4, help="default: %(default)s")
     parser.add_argument(

@@ -21,8 +21,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def reason(error: BaseException, limit: int = 300) -> str:
-    """The first line of an error's text, truncated, or the error's type if it has no text."""
-    lines = str(error).strip().splitlines()
+    """The first line of an error's text, truncated, or the error's type if it has no text. Surrogates, which damaged
+    files have and no stream can show, are escaped.
+    """
+    lines = str(error).encode("utf-8", "backslashreplace").decode().strip().splitlines()
     line = lines[0] if lines else type(error).__name__
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 

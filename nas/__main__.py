@@ -31,6 +31,7 @@ COMMANDS = {
     "python -m distill.augment": "distill.augment",
     "python -m supernet.student": "supernet.student",
     "python -m supernet.prune": "supernet.prune",
+    "python -m supernet.cut_vocabulary": "supernet.cut_vocabulary",
     "python -m supernet.experts": "supernet.experts.command",
 }
 

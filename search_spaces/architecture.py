@@ -115,6 +115,12 @@ class Architecture:
         layers = zip(self.layers, ffns, strict=True)
         return Architecture(self.base, tuple(Layer(layer.attention, ffn) for layer, ffn in layers), self.head)
 
+    def with_heads(self, heads: Iterable[int]) -> "Architecture":
+        """This architecture with other numbers of heads."""
+        pairs = zip(self.layers, heads, strict=True)
+        layers = (Layer(Attention(number, layer.attention.experts), layer.ffn) for layer, number in pairs)
+        return Architecture(self.base, tuple(layers), self.head)
+
     def transferred(self, base: Base) -> "Architecture":
         """The same layers and head on another base. If that base is n times as deep, each layer is repeated n times in
         a row, as EfficientBERT++ does with EfficientBERT's (n = 2). An attention with all heads gets all heads of the

@@ -8,7 +8,8 @@ a classifier alone; a masked-LM head has a linear map and a LayerNorm before the
 word embedding, and a bias for each word. All linear maps have biases. An attention of h of the base's n heads maps d to
 h d / n channels; without heads the bias of its output map is left. Each expert has its own copy of all linear maps of a
 block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash routing tables do not count as
-parameters, and the MACs that a capacity saves are not subtracted. A layer without an FFN has only its attention.
+parameters, and the MACs that a capacity saves are not subtracted. A layer without an FFN has only its attention, and a
+layer with neither heads nor an FFN nothing at all.
 
 `num_labels` is the number of classes or tags; other heads have a fixed number of outputs. Papers count differently;
 functions that follow a paper name it.
@@ -91,7 +92,7 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
     """
     base = architecture.base
     ffns = sum(ffn.stack * _block_params(base, ffn, project=ffn.inner(base)) for ffn in architecture.ffns)
-    attentions = sum(_attention_params(base, layer.attention) for layer in architecture.layers)
+    attentions = sum(_attention_params(base, layer) for layer in architecture.layers)
     return embedding_params(base) + attentions + ffns + _linear(base.width, teacher_width)
 
 
@@ -106,7 +107,7 @@ def embedding_params(base: Base) -> int:
 
 def layer_params(base: Base, layer: Layer) -> int:
     """The parameters of a layer's attention and FFN, experts, gates and LayerNorms included."""
-    return _attention_params(base, layer.attention) + ffn_params(base, layer.ffn)
+    return _attention_params(base, layer) + ffn_params(base, layer.ffn)
 
 
 def head_params(base: Base, part: Head, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
@@ -238,7 +239,11 @@ def _gate(width: int, experts: int) -> int:
     return width * experts if experts > 1 else 0
 
 
-def _attention_params(base: Base, attention: Attention) -> int:
+def _attention_params(base: Base, layer: Layer) -> int:
+    """The parameters of a layer's attention, its LayerNorm included."""
+    if layer.left_out:
+        return 0
+    attention = layer.attention
     biases = 3 * _attention_width(base, attention) + base.width
     maps = attention.experts * (_attention_maps(base, attention) + biases)
     return maps + 2 * base.width + _gate(base.width, attention.experts)

@@ -1,7 +1,11 @@
 """Counts the ways to choose one option for every layer so that the summed costs stay within bounds.
 
 A cost is a tuple of integers, one for each budget. The first entry of a sum is bounded from both sides, the others only
-from above. Dynamic programming over the layers gives exact counts, which allow uniform sampling without rejection.
+from above. Dynamic programming over the layers gives the counts, which allow uniform sampling without rejection.
+
+The counts are exact, except for layers with more than `MANY` options, whose sums would be too many. Their costs are
+counted in steps of a grid, so that samples are only close to uniform; still, an option is counted 0 times exactly if it
+cannot be completed by the cheapest options of the other layers. These sums cannot be bounded from below.
 """
 
 from collections.abc import Sequence
@@ -13,6 +17,10 @@ from math import prod
 import numpy as np
 
 Cost = tuple[int, ...]
+# The number of options of a layer above which sums are counted on a grid, and how many steps the grid has for each
+# budget, by the number of budgets.
+MANY = 128
+STEPS = {1: 4096, 2: 256, 3: 48}
 
 
 @dataclass(frozen=True)
@@ -36,24 +44,78 @@ def add(*costs: Cost) -> Cost:
 
 
 def count_within(costs: Sequence[Sequence[Cost]], bounds: Bounds) -> int:
-    """The number of ways to choose one cost of every layer so that their sum is within the bounds."""
-    first, *rest = sorted(tuple(layer) for layer in costs)
-    return sum(count_rest(tuple(rest), bounds.without(cost), bounds.high) for cost in first)
-
-
-def count_rest(costs: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -> int:
-    """As `count_within`, for layers in sorted order. `cap` is the upper bound of all layers together: the dynamic
-    program ignores larger sums.
+    """The number of ways to choose one cost of every layer so that their sum is within the bounds; on a grid 0 unless
+    the cheapest options are.
     """
-    if bounds.low > bounds.high[0] or min(bounds.high) < 0:
+    if is_on_grid(costs) and add(*(cheapest(layer, bounds.high) for layer in costs)) not in bounds:
         return 0
-    totals, ways, cumulative = _sums(costs, cap)
-    first = np.searchsorted(totals[:, 0], bounds.low)
-    last = np.searchsorted(totals[:, 0], bounds.high[0], side="right")
-    if len(cap) == 1:
-        return int(cumulative[last] - cumulative[first])
-    inside = (totals[first:last, 1:] <= np.array(bounds.high[1:])).all(axis=1)
-    return int(ways[first:last][inside].sum())
+    first, *rest = sorted(tuple(layer) for layer in costs)
+    return sum(count_each(first, tuple(rest), bounds, bounds.high))
+
+
+def count_each(options: Sequence[Cost], rest: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -> list[int]:
+    """For each option of a layer, the number of ways to choose the `rest`, in sorted order, so that the sum is within
+    the bounds. `cap` is the upper bound of all layers together: the dynamic program ignores larger sums.
+    """
+    if is_on_grid(rest):
+        return _count_on_grid(options, rest, bounds, cap)
+    totals, ways, cumulative = _sums(rest, cap)
+    counts = []
+    for option in options:
+        left = bounds.without(option)
+        if left.low > left.high[0] or min(left.high) < 0:
+            counts.append(0)
+            continue
+        first = np.searchsorted(totals[:, 0], left.low)
+        last = np.searchsorted(totals[:, 0], left.high[0], side="right")
+        if len(cap) == 1:
+            counts.append(int(cumulative[last] - cumulative[first]))
+        else:
+            inside = (totals[first:last, 1:] <= np.array(left.high[1:])).all(axis=1)
+            counts.append(int(ways[first:last][inside].sum()))
+    return counts
+
+
+def is_on_grid(costs: Sequence[Sequence[Cost]]) -> bool:
+    """Whether the sums of these layers are counted on a grid."""
+    return any(len(layer) > MANY for layer in costs)
+
+
+def cheapest(layer: Sequence[Cost], cap: Cost) -> Cost:
+    """The option that takes the smallest parts of the budgets `cap`, summed over these."""
+    return min(layer, key=lambda cost: sum(spent / max(limit, 1) for spent, limit in zip(cost, cap, strict=True)))
+
+
+def _count_on_grid(options: Sequence[Cost], rest: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -> list[int]:
+    """`count_each` on a grid: at least 1 for an option that the cheapest others complete, and 0 for all others."""
+    left = np.array(bounds.high) - np.array(options)
+    fits = (left >= np.array(add(*(cheapest(layer, cap) for layer in rest)))).all(axis=1)
+    cumulative, step = _grid(rest, cap)
+    cells = np.clip(left // step, 0, STEPS[len(cap)])
+    counts = np.maximum(cumulative[tuple(cells.T)], 1)
+    return [int(count) if fit else 0 for count, fit in zip(counts, fits, strict=True)]
+
+
+@lru_cache(maxsize=128)
+def _grid(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[np.ndarray, np.ndarray]:
+    """The number of ways in which the costs, each rounded to whole steps, sum up to at most as many steps as the
+    indices say: (STEPS + 1, ...), one dimension for each budget. And the size (budgets,) of a step.
+    """
+    step = np.maximum(1, -(-np.array(cap) // STEPS[len(cap)]))
+    ways = np.zeros((STEPS[len(cap)] + 1,) * len(cap))
+    ways[(0,) * len(cap)] = 1
+    for layer in costs:
+        cells, repeats = np.unique((np.array(layer) + step // 2) // step, axis=0, return_counts=True)
+        total = np.zeros_like(ways)
+        for cell, repeat in zip(cells, repeats, strict=True):
+            if (cell < len(ways)).all():
+                target = tuple(slice(int(place), None) for place in cell)
+                source = tuple(slice(len(ways) - int(place)) for place in cell)
+                total[target] += repeat * ways[source]
+        ways = total
+    for dimension in range(len(cap)):
+        ways = ways.cumsum(axis=dimension)
+    return ways, step
 
 
 def invert(ways: Sequence[int], position: float) -> int:

@@ -24,8 +24,9 @@ from search_spaces.routing import ROUTINGS
 # The weights of features: of twice as many channels in a layer, of one more block, of an operation counted over all
 # layers, and of an operation in a given layer.
 DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
-# The weight of each number that describes the experts of a layer, and of twice as many experts in the head.
-EXPERTS, HEAD_EXPERTS = 0.4, 1.0
+# The weight of each number that describes the experts of a layer, of twice as many experts in the head, and of twice as
+# many attention heads in a layer.
+EXPERTS, HEAD_EXPERTS, ATTENTION_HEADS = 0.4, 1.0, 0.5
 # The value for a segment of a graph without an operation, and for experts that are not among a space's choices.
 NO_OPERATION, OTHER_EXPERTS = "none", "other"
 
@@ -41,20 +42,20 @@ class Gene:
     Attributes:
         key: the key of its choices in a configuration's [space]; empty for graphs, which a grammar draws.
         path: where its value is in a `Layer` or `Head`.
-        default: the only choice in a space that is given no choices of it.
+        default: the only choice in a space on a base that is given no choices of it.
         features: an encoding for samplers that learn from scores, from all layers (or the head alone), the base and
             `widths`, those that a layer of the space can have.
         distance: how different two parts are in this gene; the sum over genes is small for neighbours.
         domains: the parameters of trials in which people see it, from the base and the choices of all genes; none if it
             does not vary.
         values: the values of these parameters.
-        words: the value in words; empty if it is the default, or if an FFN's own description already shows it.
+        words: the value in words; empty if it is the default, or if the description of a layer already shows it.
         of_head: whether it is a gene of the head.
     """
 
     key: str
     path: str
-    default: Any
+    default: Callable[[Base], Any]
     features: Callable[[Sequence[Any], Base, tuple[float, ...]], np.ndarray]
     distance: Callable[[Base, Any, Any], float]
     domains: Callable[[Base, Mapping[str, Sequence[Any]]], Domains]
@@ -183,13 +184,17 @@ def _if_several(name: str, domain: range | tuple[int, ...]) -> Domains:
     return {name: domain} if len(domain) > 1 else {}
 
 
+def _attention_heads(layer: Layer) -> int:
+    return layer.attention.heads
+
+
 def _number_of_experts(key: str, path: str, label: str, weight: float) -> Gene:
     """A gene that is the number of experts in a layer's attention or in the head, 1 by default."""
     count = attrgetter(path)
     return Gene(
         key,
         path,
-        1,
+        lambda base: 1,
         features=lambda parts, base, widths: weight * np.array([log2(count(part)) for part in parts]),
         distance=lambda base, one, other: abs(log(count(one) / count(other))),
         domains=lambda base, choices: _if_several(f"experts in {label}", tuple(sorted({*choices[key]}))),
@@ -204,7 +209,7 @@ GENES: dict[str, Gene] = {
     "expansion": Gene(
         "expansions",
         "ffn.expansion",
-        FFN().expansion,
+        lambda base: FFN().expansion,
         features=_width_features,
         distance=_width_distance,
         domains=lambda base, choices: {"inner width": range(min(choices["stack"]), base.inner + 1)},
@@ -213,7 +218,7 @@ GENES: dict[str, Gene] = {
     "stack": Gene(
         "stacks",
         "ffn.stack",
-        1,
+        lambda base: 1,
         features=lambda layers, base, widths: BLOCK * np.array([layer.ffn.stack for layer in layers]),
         distance=lambda base, one, other: abs(one.ffn.stack - other.ffn.stack),
         domains=lambda base, choices: _if_several("stack", range(min(choices["stack"]), max(choices["stack"]) + 1)),
@@ -222,7 +227,7 @@ GENES: dict[str, Gene] = {
     "graph": Gene(
         "",
         "ffn.graph",
-        GELU,
+        lambda base: GELU,
         features=_graph_features,
         distance=lambda base, one, other: 0.0,
         domains=lambda base, choices: dict.fromkeys(_operations_of(GELU), (NO_OPERATION, *UNARY, *BINARY)),
@@ -231,11 +236,22 @@ GENES: dict[str, Gene] = {
     "experts": Gene(
         "experts",
         "ffn.experts",
-        DENSE,
+        lambda base: DENSE,
         features=_experts_features,
         distance=_experts_distance,
         domains=_experts_domain,
         values=lambda base, layer: {"experts": str(layer.ffn.experts)},
+    ),
+    "heads": Gene(
+        "heads",
+        "attention.heads",
+        lambda base: base.heads,
+        features=lambda layers, base, widths: (
+            ATTENTION_HEADS * np.array([log2(1 + _attention_heads(layer)) for layer in layers])
+        ),
+        distance=lambda base, one, other: abs(log((1 + _attention_heads(one)) / (1 + _attention_heads(other)))),
+        domains=lambda base, choices: _if_several("heads", range(min(choices["heads"]), max(choices["heads"]) + 1)),
+        values=lambda base, layer: {"heads": layer.attention.heads},
     ),
     "attention_experts": _number_of_experts("attention_experts", "attention.experts", "attention", EXPERTS),
     "head_experts": _number_of_experts("head_experts", "experts", "head", HEAD_EXPERTS),

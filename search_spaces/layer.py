@@ -200,7 +200,7 @@ class Attention:
 
     Args:
         heads: the number of heads kept, from 0 to `Base.heads`; each keeps its size. Without heads nothing is left of
-            the attention but the bias of its output map.
+            the attention but the bias of its output map and its LayerNorm.
         experts: number of experts. Every expert has its own query, key, value and output maps, and a gate chooses one
             expert for each token (this is the x of MiniMoE's "x,y experts"). Several experts have all heads.
     """
@@ -223,10 +223,15 @@ class Attention:
 
 @dataclass(frozen=True)
 class Layer:
-    """A Transformer layer."""
+    """A Transformer layer. With neither heads nor an FFN it is left out: its output is its input."""
 
     attention: Attention
     ffn: FFN = FFN()
+
+    @property
+    def left_out(self) -> bool:
+        """Whether nothing is left of it, not even its LayerNorms."""
+        return not self.attention.heads and not self.ffn.stack
 
     def invalid_reason(self, base: Base) -> str:
         """Why this layer is invalid on this base, starting with the place of the value; empty if it is valid."""

@@ -8,9 +8,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from search_spaces.architecture import Architecture
 from search_spaces.counting import Bounds, Cost, add, count_within
 from search_spaces.genes import Part, distance
+from search_spaces.layer import Layer
 from search_spaces.spaces import Space
 
 # The fraction of steps that change a graph if both graphs and sizes are searched.
@@ -20,12 +23,11 @@ STARTS = 3
 
 
 def neighbours(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
-    """Members of the space one step away, in random order: one layer differs in its size or in one choice of its graph,
-    or the head differs in its size.
+    """Members of the space one step away, in random order: one layer differs in the size of its attention, in that of
+    its FFN or in one choice of its graph, or the head differs in its size.
 
-    A step that leaves the budget is repaired by changing the size of a random second layer, or of the head, if one
-    fits. For an architecture outside the space, the first neighbour is its nearest member, followed by that member's
-    neighbours.
+    A step that leaves the budget is repaired by changing one more such size, at a random second place, if one fits. For
+    an architecture outside the space, the first neighbour is its nearest member, followed by that member's neighbours.
     """
     if architecture not in space:
         architecture = nearest(space, architecture)
@@ -90,12 +92,19 @@ def _nearest_options(
     )
 
 
+def is_step(one: Part, other: Part) -> bool:
+    """Whether two layers differ in either their attention or their FFN, or two heads at all."""
+    if isinstance(one, Layer) and isinstance(other, Layer):
+        return (one.attention != other.attention) != (one.ffn != other.ffn)
+    return one != other
+
+
 def _size_steps(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     steps = [
         (place, part)
         for place, options in enumerate(space.rows(space.graphs_of(architecture))[0])
         for part in options
-        if part != architecture.parts[place]
+        if is_step(architecture.parts[place], part)
     ]
     rng.shuffle(steps)
     for place, part in steps:
@@ -145,7 +154,11 @@ def _repaired(
         if other == place:
             continue
         bounds = rest.without(tuple(-cost for cost in space.cost(parts[other])))
-        fitting += [(other, option) for option, cost in zip(options, costs, strict=True) if cost in bounds]
+        fitting += [
+            (other, option)
+            for option, cost in zip(options, costs, strict=True)
+            if cost in bounds and (option == parts[other] or is_step(parts[other], option))
+        ]
     if fitting:
         other, option = rng.choice(fitting)
         parts[other] = option
@@ -156,6 +169,7 @@ def _descend(
     chosen: list[int], costs: Sequence[Sequence[Cost]], distances: Sequence[Sequence[float]], bounds: Bounds
 ) -> list[int]:
     """Coordinate descent: make the best change of at most two layers at a time until none reduces the distance."""
+    all_costs, all_distances = [np.array(row) for row in costs], [np.array(row) for row in distances]
     while True:
         best, gain = None, 1e-9
         spent = add(*(row[option] for row, option in zip(costs, chosen, strict=True)))
@@ -164,13 +178,14 @@ def _descend(
                 right = chosen[j]
                 # The bounds of the two layers' sum, given all other layers.
                 rest = bounds.without(spent).without(tuple(-cost for cost in add(costs[i][left], costs[j][right])))
-                before = distances[i][left] + distances[j][right]
-                for a, first in enumerate(distances[i]):
-                    if before - first <= gain:
-                        continue
-                    for b, second in enumerate(distances[j]):
-                        if before - first - second > gain and add(costs[i][a], costs[j][b]) in rest:
-                            best, gain = (i, a, j, b), before - first - second
+                before = all_distances[i][left] + all_distances[j][right]
+                gains = before - all_distances[i][:, None] - all_distances[j][None, :]
+                sums = all_costs[i][:, None] + all_costs[j][None, :]
+                inside = (sums <= np.array(rest.high)).all(axis=2) & (sums[..., 0] >= rest.low)
+                gains = np.where(inside, gains, -np.inf)
+                a, b = divmod(int(gains.argmax()), gains.shape[1])
+                if gains[a, b] > gain:
+                    best, gain = (i, a, j, b), gains[a, b]
         if best is None:
             return chosen
         i, a, j, b = best

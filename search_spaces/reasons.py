@@ -8,13 +8,16 @@ from search_spaces.architecture import Architecture, ArchitectureError
 from search_spaces.base import Base
 from search_spaces.counting import Bounds, Cost, count_within
 from search_spaces.graph import FFNGraph
-from search_spaces.layer import FFN
+from search_spaces.layer import FFN, Attention
 from search_spaces.limits import Limit
 
 
 def no_size_reason(base: Base, graph: FFNGraph, choices: Mapping[str, Sequence[Any]]) -> str:
     """Why no layer can have one of these sizes, or none has an FFN; empty if some can."""
     stacks, expansions, experts = (choices[name] for name in ("stack", "expansion", "experts"))
+    attentions = [Attention(*size) for size in product(choices["heads"], choices["attention_experts"])]
+    if all(reasons := [attention.invalid_reason(base) for attention in attentions]):
+        return f"heads and attention_experts: no combination is possible; {reasons[0]}"
     try:
         for stack, expansion in product(stacks, expansions):
             Architecture.uniform(base, stack=stack, expansion=expansion)
@@ -48,7 +51,7 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
         f"this space reaches from {smallest:,} to {largest:,}"
     )
     if max_params < smallest:
-        return f"{message}; raise max_params, or allow smaller expansions, smaller stacks or fewer experts"
+        return f"{message}; raise max_params, or allow smaller expansions, smaller stacks, or fewer heads or experts"
     if min_params > largest:
         return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
     binding: list[Limit] = []
@@ -57,7 +60,7 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
             return (
                 f"no architecture keeps to {limit.name} {limit.in_words(limit.maximum)}: the smallest in this space is "
                 f"{limit.in_words(limit.fixed + lowest)}; raise max_{limit.name}, or allow smaller expansions, smaller "
-                "stacks or fewer experts"
+                "stacks, or fewer heads or experts"
             )
         if limit.fixed + highest > limit.maximum:
             binding.append(limit)

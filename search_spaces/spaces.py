@@ -18,7 +18,16 @@ from foundation.errors import UserError, did_you_mean, shortened
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import CLASSIFIER, HeadCost, embedding_params, head_params, layer_params
-from search_spaces.counting import Bounds, Cost, add, count_rest, count_within, invert, position_of
+from search_spaces.counting import (
+    Bounds,
+    Cost,
+    add,
+    count_each,
+    count_within,
+    invert,
+    is_on_grid,
+    position_of,
+)
 from search_spaces.genes import SIZE_GENES, Part, genes_of
 from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
@@ -62,6 +71,7 @@ class Space:
             `{"sizes"}` keeps its graphs.
         num_labels, head: the number of labels and the kind of the head, by which `cost.params` counts the head.
 
+    If a layer has very many sizes, samples are only close to uniform, and there is no lower bound (`counting`).
     A graph that combines values of different widths costs less ("narrow") or more ("wide") than the base graph. If no
     sizes would fit the budget with a sampled graph, its layer keeps the base graph (or the start's). This only happens
     if the budget is so tight that the layers above cannot compensate.
@@ -90,7 +100,7 @@ class Space:
         for name in self.genes:
             if name not in SIZE_GENES:
                 raise SpaceError(f"genes: unknown gene {name!r}{did_you_mean(name, SIZE_GENES)}")
-        defaults = {name: (gene.default,) for name, gene in SIZE_GENES.items()}
+        defaults = {name: (gene.default(self.base),) for name, gene in SIZE_GENES.items()}
         object.__setattr__(self, "genes", {**defaults, **{name: tuple(some) for name, some in self.genes.items()}})
         for name, choices in self.genes.items():
             if not choices or len(set(choices)) < len(choices):
@@ -111,8 +121,13 @@ class Space:
             raise SpaceError(reason)
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
+        _, costs = self.rows(self.start_graphs)
+        if is_on_grid(costs) and self.bounds.low > sum(min(row)[0] for row in costs):
+            raise SpaceError(
+                f"min_params: a space in which a layer has {max(map(len, costs)):,} sizes has no lower bound on "
+                "parameters: leave it out, or allow fewer sizes"
+            )
         if not self.size_count():
-            _, costs = self.rows(self.start_graphs)
             raise SpaceError(no_fit_reason(self.bounds, costs, embedding_params(self.base), self.limits))
 
     def suggest(self, trial: Trial) -> Architecture:
@@ -356,8 +371,7 @@ class Space:
 
     def _ways(self, costs: Sequence[tuple[Cost, ...]], place: int, bounds: Bounds) -> list[int]:
         """For each option of a row, the number of ways in which the rows after it fit the remaining bounds."""
-        rest = tuple(sorted(costs[place + 1 :]))
-        return [count_rest(rest, bounds.without(cost), self.bounds.high) for cost in costs[place]]
+        return count_each(costs[place], tuple(sorted(costs[place + 1 :])), bounds, self.bounds.high)
 
     def _outside_reason(self, architecture: Architecture) -> str:
         """The reason why the architecture is not a member; empty if it is one."""

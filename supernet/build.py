@@ -1,6 +1,6 @@
 """Models from architectures, and supernets that are initialized from a teacher or with random weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -11,6 +11,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from distill.encoders.family import family_of
+from distill.encoders.heads import UNKNOWN, heads_of
 from distill.encoders.parts import model_inputs
 from distill.encoders.student.ffn import EXPORTED_OPERATIONS
 from distill.encoders.student.student import export_fault
@@ -61,7 +62,8 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         num_labels: the number of outputs.
         template: configuration, usually that of the supernet or the teacher, which determines the student's family and
             the settings outside the architecture (label names, dropout, epsilon of LayerNorm, padding token). Without
-            it, the student is one of BERT with transformers' defaults.
+            it, the student is one of BERT with transformers' defaults. The student's heads are the leading ones of the
+            template's.
 
     Raises:
         BuildError: the family has no modules for a value of the architecture.
@@ -91,6 +93,7 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         gelu=base.gelu,
         mismatch=base.mismatch,
         attention_heads=None if set(heads) == {base.heads} else heads,
+        kept_heads=_kept_heads(heads, base.heads, template),
         attention_experts=experts[0] if len(set(experts)) == 1 else experts,
         gate_scale=base.gate_scale,
         router_jitter_noise=base.gate_jitter,
@@ -108,6 +111,24 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         for name in (*INHERITED, *family.dropouts, family.head_dropout, family.epsilon):
             setattr(config, name, getattr(template, name))
     return config
+
+
+def _kept_heads(counts: Sequence[int], most: int, template: PretrainedConfig | None) -> list[list[int]] | None:
+    """`StudentConfig.kept_heads` of a student that has this many leading heads of each layer of the template; None too
+    if that says nothing, as of a template with fewer heads. If the student is n times as deep, each of the template's
+    layers is repeated n times in a row, as `supernet.cut` does.
+    """
+    if template is None or template.num_attention_heads != most:
+        return None
+    of_layers = heads_of(template)
+    if len(set(of_layers)) == 1:
+        of_layers = of_layers[:1]
+    repeats, rest = divmod(len(counts), len(of_layers))
+    if rest:
+        return None
+    kept = [list(of_layers[layer // repeats][:count]) for layer, count in enumerate(counts)]
+    known = all(len(heads) == count and UNKNOWN not in heads for heads, count in zip(kept, counts, strict=True))
+    return None if not known or all(heads == list(range(most)) for heads in kept) else kept
 
 
 def expert_settings(experts: Experts) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def inherit(
 ) -> dict[str, Tensor]:
     """The initial weights of a candidate.
 
-    A layer inherits the supernet's leading heads, its lowest blocks and their leading inner channels. Norms,
+    A layer inherits the supernet's leading heads, its lowest blocks and their leading inner channels; one that is left
+    out inherits nothing. Norms,
     embeddings and prediction heads are inherited completely (EfficientBERT, section 3.2: stacked FFNs are sliced from
     bottom to top, linear operations from left to right). A `gate` that the supernet does not have is initialized to the
     constant one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
@@ -66,8 +67,9 @@ def inherit(
         _, layer, inside = parts
         if layer >= len(layers):
             raise ValueError(f"the supernet has a layer {layer}; the architecture has {len(layers)} layers")
-        block = in_block(inside)
-        if block is None:
+        if layers[layer].left_out:
+            continue
+        if (block := in_block(inside)) is None:
             attention = layers[layer].attention
             if (kept := _leading_heads(family, tensor, attention, base, inside, name)) is not None:
                 inherited[name] = _copies(kept, attention.experts if _of_attention(family, inside) else 1)
@@ -88,10 +90,8 @@ def inherit(
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
     prefix = family.prefix(weights)
     for layer, ffn in enumerate(architecture.ffns):
-        if block_counts[layer] < ffn.stack:
-            raise ValueError(
-                f"layers[{layer}].ffn.stack is {ffn.stack}; the supernet has {block_counts[layer]} blocks there"
-            )
+        if (count := block_counts[layer]) < ffn.stack:
+            raise ValueError(f"layers[{layer}].ffn.stack is {ffn.stack}; the supernet has {count} blocks there")
         query, output = f"{prefix}{layer}.{family.query}.weight", f"{prefix}{layer}.{family.output}.bias"
         if layers[layer].attention.heads and output in inherited and query not in inherited:
             raise ValueError(f"layers[{layer}].attention.heads is above 0; the supernet has none there")
@@ -173,6 +173,8 @@ def attention_slice(weights: Mapping[str, Tensor], architecture: Architecture) -
                 result[name] = tensor[: attention.experts]
             continue
         kept: Tensor | None = tensor
+        if architecture.layers[parts[1]].left_out:
+            continue
         if _of_attention(family, inside) and tensor.dim() == (3 if inside.endswith("weight") else 2):
             kept = tensor[0] if attention.experts == 1 else tensor[: attention.experts]
         if attention.experts == 1 and kept is not None:

@@ -1,5 +1,6 @@
 """Structured pruning: the most important attention heads and FFN channels of an encoder, and nothing else of it."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,6 +11,7 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from distill.encoders.family import CHANNELS, HEADS, family_of
+from distill.encoders.heads import heads_of
 from distill.encoders.parts import encoder_layers, selected
 from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
@@ -19,7 +21,7 @@ from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import FFN, Attention, Layer
 from supernet.build import base_of_teacher, build, from_teacher
-from supernet.order.importance import allocate_by_importance, mask_importance, summed_loss
+from supernet.order.importance import allocate_by_importance, channels_of_heads, mask_importance, summed_loss
 
 
 class PruningError(UserError, ValueError):
@@ -100,7 +102,8 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         dense: an encoder with any head.
 
     Returns:
-        A model of `distill.encoders.student` with the same kind of head.
+        A model of `distill.encoders.student` with the same kind of head, whose configuration says which attention heads
+        it has.
 
     Raises:
         distill.training.teacher.TeacherError: the activation is not among the operations.
@@ -111,15 +114,18 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     prefix = family.prefix(weights)
     size = base.width // base.heads
     for number, (heads, channels) in enumerate(zip(kept.heads, kept.channels, strict=True)):
-        of_heads = torch.tensor([head * size + offset for head in heads for offset in range(size)], dtype=torch.long)
+        of_heads = channels_of_heads(torch.tensor(heads, dtype=torch.long), size)
         indices = {CHANNELS: torch.tensor(channels), HEADS: of_heads}
         weights |= selected(family, weights, f"{prefix}{number}.", indices)
         if not heads:
             for name, (unit, _) in family.slices().items():
                 if unit == HEADS:
                     del weights[f"{prefix}{number}.{name}"]
+    template = copy.deepcopy(dense.config)
+    chosen = zip(heads_of(dense.config), kept.heads, strict=True)
+    template.kept_heads = [[of_layer[head] for head in heads] for of_layer, heads in chosen]
     architecture, count = kept.architecture(base, graph), dense.config.num_labels
-    return build(architecture, task_type_of(dense), count, dense.config, weights).eval()
+    return build(architecture, task_type_of(dense), count, template, weights).eval()
 
 
 def pruned_to(

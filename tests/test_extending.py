@@ -96,7 +96,7 @@ def test_an_objective() -> None:
 
 def test_a_sampler() -> None:
     execute("A sampler")
-    assert load_config("demo", {"stage1.sampler": "smallest"}).stage1.sampler == "smallest"
+    assert load_config("demo-ffn", {"stage1.sampler": "smallest"}).stage1.sampler == "smallest"
     base = Base(depth=2, width=16, heads=2, inner=32, vocabulary=100)
     fractions = tuple(Fraction(fraction, 32) for fraction in range(1, 33))
     params = [cost.params(Architecture.uniform(base, expansion=fraction)) for fraction in (fractions[0], fractions[-1])]

@@ -13,7 +13,7 @@ from nas import pick
 from nas.final.command import parser as final_parser
 from nas.search.options import parser
 from search_spaces import PUBLISHED, cost
-from supernet import prune, student
+from supernet import cut_vocabulary, prune, student
 from supernet.experts import command as experts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +35,7 @@ def test_options_exist() -> None:
         "distill.augment": augment_parser,
         "supernet.student": student.parser,
         "supernet.prune": prune.parser,
+        "supernet.cut_vocabulary": cut_vocabulary.parser,
         "supernet.experts": experts.parser,
     }
     checked = 0

@@ -34,7 +34,7 @@ class Family:
     Attributes:
         model_type: as in a configuration.
         layers: the list of layers.
-        embeddings: the module whose output is the input of the lowest layer.
+        embeddings: the module whose output is the input of the lowest layer; `embeddings_norm` is its last part.
         expand, activation, project: the three modules of the FFN, in a layer. Any module that maps the model's width to
             itself can replace the FFN: it takes the place of `expand`, and identities those of the other two. A student
             has no `activation`.
@@ -56,6 +56,7 @@ class Family:
     model_type: str
     layers: str = "encoder.layer"
     embeddings: str = "embeddings"
+    embeddings_norm: str = "embeddings.LayerNorm"
     expand: str = "intermediate.dense"
     activation: str | None = "intermediate.intermediate_act_fn"
     project: str = "output.dense"

@@ -20,7 +20,7 @@ def selected(
         block: the number of the block, in a student.
     """
     return {
-        prefix + name: weights[prefix + name].index_select(dimension, indices[unit])
+        prefix + name: weights[prefix + name].index_select(dimension, indices[unit].to(weights[prefix + name].device))
         for name, (unit, dimension) in family.slices(block).items()
         if unit in indices and prefix + name in weights
     }
@@ -45,6 +45,15 @@ def encoder_layers(model: Any) -> list[Any]:
 def part(layer: nn.Module, path: str) -> Any:
     """The module at a path in a layer."""
     return layer.get_submodule(path)
+
+
+def has_part(layer: nn.Module, path: str) -> bool:
+    """Whether there is a module at this path; a student's attention without heads has no linear maps."""
+    try:
+        layer.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
 
 
 def model_inputs(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ class Term:
 
     `needs` names the student's outputs that the loss reads, `teacher_needs` those of the teacher. If the latter are
     empty, the teacher's outputs may be None. `teaches` is False for a pure regularizer, from which alone a student
-    would learn nothing.
+    would learn nothing. A loss on attention that compares heads with their counterparts (`Outputs.heads`) says so by
+    `by_heads`; with any other, students whose layers do not have all heads in the teacher's order are refused.
 
     Raises:
         ValueError: the weight is negative, infinite or NaN.
@@ -29,6 +30,7 @@ class Term:
     loss: Callable[[Outputs, Any, Batch], Tensor]
     teacher_needs: frozenset[str] = frozenset()
     teaches: bool = True
+    by_heads: bool = False
 
     def __post_init__(self) -> None:
         check_weights(**{self.name: self.weight})

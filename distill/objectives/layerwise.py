@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distill.encoders.heads import heads_of
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_choice, check_positive, check_weights, sum_of
+from distill.objectives.heads import OTHERS, check_heads, places
 from distill.objectives.outputs import ATTENTION_SCORES, Batch, Outputs, of_layers
 from distill.objectives.spec import ObjectivePhase, ObjectiveSpec, Settings
 from distill.tasks.types import predicts_numbers
@@ -41,6 +43,9 @@ def efficientbert(
     learned if the widths differ, otherwise they are the identity. `prediction` is gamma: 0 in the paper's pre-training,
     1 in its fine-tuning. A term of weight 0 is not computed.
 
+    A student with fewer heads compares each of them with the same head of the teacher's layer, and H in the mean is the
+    number of its heads in that layer. A layer without heads has no L_attn.
+
     Args:
         always_transform: W_h and W_e are learned even if the widths agree, as in the released code.
         paper_compatible: as in the released code, W_h and W_e are the same transform; the means include states of
@@ -50,7 +55,8 @@ def efficientbert(
             token, which stands for no answer, is not among the choices.
 
     Raises:
-        ValueError: head counts differ while attention is used, or the student's depth does not divide the teacher's.
+        ValueError: the models have different numbers of heads while attention is used, no layer of the student has one,
+            or the teacher lacks one; or the student's depth does not divide the teacher's.
     """
     embeddings, *layers = layer_maps.pairs(student.num_hidden_layers, teacher.num_hidden_layers)
     maps = terms.transforms(student, teacher, range(len(layers) + 1), paper_compatible, always_transform)
@@ -141,19 +147,39 @@ TINYBERT = ObjectiveSpec(tinybert, without_labels={"prediction": 0.0, "phase": "
 def _attention(
     weight: float, layers: Sequence[tuple[int, int]], student: Any, teacher: Any, paper_compatible: bool
 ) -> Term:
-    """L_attn, summed over the pairs of layers."""
-    if weight and student.num_attention_heads != teacher.num_attention_heads:
+    """L_attn, summed over the pairs of layers of which the student's has heads."""
+    own, taught = heads_of(student), heads_of(teacher)
+    layers = [(m, n) for m, n in layers if own[m - 1]]
+    if weight:
+        _check_attention(student, teacher, layers)
+
+    def loss(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
+        errors = [s.logits.new_zeros(())]  # what a slice of a one-shot supernet has without any head
+        for m, n in layers:
+            if not s.heads or s.heads[m - 1]:
+                chosen = places(s, m, taught[n - 1])
+                scores = t.attention_scores[n - 1] if chosen is None else t.attention_scores[n - 1][:, chosen]
+                mask_BT = batch["attention_mask"]
+                errors.append(losses.attention_mse(s.attention_scores[m - 1], scores, mask_BT, paper_compatible))
+        return sum_of(errors)
+
+    teacher_needs = of_layers(ATTENTION_SCORES, (n for _, n in layers))
+    return Term("attention", weight, frozenset({ATTENTION_SCORES}), loss, teacher_needs, by_heads=True)
+
+
+def _check_attention(student: Any, teacher: Any, layers: Sequence[tuple[int, int]]) -> None:
+    """Raise ValueError if there is nothing to compare, or if a head cannot be compared."""
+    what, remedy = "the attention term of efficientbert and tinybert", f"set attention=0, or {OTHERS}"
+    if student.num_attention_heads != teacher.num_attention_heads:
         raise ValueError(
             f"the attention term needs equal head counts: student {student.num_attention_heads}, "
             f"teacher {teacher.num_attention_heads}; set its weight to 0 or change the heads"
         )
-
-    def loss(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
-        pairs = ((s.attention_scores[m - 1], t.attention_scores[n - 1]) for m, n in layers)
-        return sum_of(losses.attention_mse(a, b, batch["attention_mask"], paper_compatible) for a, b in pairs)
-
-    teacher_needs = of_layers(ATTENTION_SCORES, (n for _, n in layers))
-    return Term("attention", weight, frozenset({ATTENTION_SCORES}), loss, teacher_needs)
+    if not layers:
+        count = student.num_hidden_layers
+        raise ValueError(f"{what}: none of the student's {count} layers has an attention head: keep one, {remedy}")
+    for pair in layers:
+        check_heads(student, teacher, *pair, what, remedy)
 
 
 def _behind_first(mask_BT: Tensor) -> Tensor:

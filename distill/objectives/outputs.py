@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from distill.cpu.attention import SCORED, take_scores
 from distill.encoders.family import family_of
-from distill.encoders.parts import model_inputs, part
+from distill.encoders.heads import Heads, heads_of
+from distill.encoders.parts import has_part, model_inputs, part
 from distill.tasks.types import CLASSIFICATION, task_type_of
 
 Batch = dict[str, Tensor]
@@ -25,17 +26,22 @@ ROUTINGS = "routings"
 class Outputs:
     """Outputs of one batch: B sentences of T tokens, L layers, H heads, width D, C classes.
 
+    A layer of a student may have fewer heads, or none.
+
     Attributes:
         logits: in the shape for the task's type (`distill.tasks.types`), such as (B, C) for a classification.
         task_type: the name of the task's type.
         hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty if not needed. If only some layers
             are needed, the tensors of the others have no elements.
         attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; empty if not needed,
-            or without elements as above.
-        relations: query, key and value of one layer, each (B, T, D); empty if not needed.
+            or without elements as above, and where a layer has no heads.
+        relations: query, key and value of one layer, each (B, T, D), or as wide as all heads that the layer has; empty
+            if not needed, or if it has no heads.
         routings: for every gated router, in order of computation, the probabilities (N, E) of its E experts for the N
             routed tokens or sentences, without padding, and the most probable expert of each, (N,) int64; empty if not
             needed.
+        heads: for each layer which of the teacher's heads its own are (`distill.encoders.heads`); empty if every layer
+            has all of them in their order.
     """
 
     logits: Tensor
@@ -44,6 +50,7 @@ class Outputs:
     attention_scores: tuple[Tensor, ...] = ()
     relations: tuple[Tensor, ...] = ()
     routings: tuple[tuple[Tensor, Tensor], ...] = ()
+    heads: tuple[Heads, ...] = ()
 
 
 def of_layers(name: str, layers: Iterable[int]) -> frozenset[str]:
@@ -79,7 +86,8 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     layers = list(unwrapped.base_model.get_submodule(family.layers))
     depth = len(layers)
     states = layers_of(needs, HIDDEN_STATES, range(depth + 1))
-    scored = layers_of(needs, ATTENTION_SCORES, range(1, depth + 1))
+    attending = {number for number, layer in enumerate(layers, start=1) if has_part(layer, family.query)}
+    scored = [layer for layer in layers_of(needs, ATTENTION_SCORES, range(1, depth + 1)) if layer in attending]
     related = layers_of(needs, RELATIONS, [depth])
     if len(related) > 1:
         raise ValueError(
@@ -99,6 +107,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     # The SCORED attention keeps its scores. With any other, they are recomputed from queries and keys.
     keeps_scores = unwrapped.config._attn_implementation == SCORED
     products = collected(maps([] if keeps_scores else scored, family.query, family.key))
+    related = [layer for layer in related if layer in attending]
     relations = collected(maps(related, family.query, family.key, family.value))
     routings = collected([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
@@ -106,15 +115,16 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     finally:
         for hook in hooks:
             hook.remove()
-    heads = unwrapped.config.num_attention_heads
+    # Of the base model, since the slices of a one-shot supernet have fewer heads than itself.
+    heads = heads_of(unwrapped.base_model.config)
     task_type = getattr(unwrapped, "task_type", None) or task_type_of(unwrapped)
     assert task_type is not None
     if keeps_scores:
-        kept_scores = [take_scores(part(layer, family.self_attention)) for layer in layers]
-        scores = {layer - 1: value for layer in scored if (value := kept_scores[layer - 1]) is not None}
+        kept_scores = {number: take_scores(part(layers[number - 1], family.self_attention)) for number in attending}
+        scores = {layer - 1: value for layer in scored if (value := kept_scores[layer]) is not None}
     else:
         pairs = zip(products[::2], products[1::2], strict=True)
-        scores = {layer - 1: dot_products(q, k, heads) for layer, (q, k) in zip(scored, pairs, strict=True)}
+        scores = {n - 1: dot_products(q, k, len(heads[n - 1])) for n, (q, k) in zip(scored, pairs, strict=True)}
     return Outputs(
         logits=task_type.logits(outputs),
         task_type=task_type.name,
@@ -122,6 +132,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         attention_scores=spread(scores, depth),
         relations=tuple(relations),
         routings=tuple((r.probabilities, r.experts[:, 0]) for r in routings if r.probabilities is not None),
+        heads=heads,
     )
 
 

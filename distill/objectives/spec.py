@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from distill.encoders.heads import has_usual_heads
 from distill.objectives.base import Objective
 from distill.objectives.outputs import ATTENTION_SCORES, RELATIONS, Batch
 from distill.tasks.encoding import Encoded
@@ -130,13 +131,14 @@ class ObjectiveSpec:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             objective = self.factory(student, teacher, **arguments)
-        for model, needs in ((student, objective.needs), (teacher, objective.teacher_needs)):
-            heads = getattr(model, "attention_heads", None)
-            if heads is not None and any(need.partition(".")[0] in (ATTENTION_SCORES, RELATIONS) for need in needs):
-                raise ValueError(
-                    f"{self.name} compares attention of {model.num_attention_heads} heads, and pruning has left "
-                    f"{', '.join(map(str, heads))} in the layers: choose an objective that compares none, such as kd"
-                )
+        for term in objective.terms:
+            for side, model, needs in (("student", student, term.needs), ("teacher", teacher, term.teacher_needs)):
+                of_attention = {need.partition(".")[0] for need in needs} & {ATTENTION_SCORES, RELATIONS}
+                if of_attention and not term.by_heads and not has_usual_heads(model):
+                    raise ValueError(
+                        f"{self.name} compares attention of {model.num_attention_heads} heads in their order, and the "
+                        f"{side}'s layers have other ones: choose an objective that compares none, such as kd"
+                    )
         if not any(term.teaches for term in objective.terms):
             raise ValueError(f"{self.name} has nothing to learn from: all of its weights are 0")
         return objective

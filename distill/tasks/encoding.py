@@ -230,7 +230,7 @@ def single_rows(batch: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tens
 
 def token_frequencies(encoded: Encoded, vocabulary: int) -> torch.Tensor:
     """The number of occurrences of each token id: int64 of shape (vocabulary,)."""
-    return torch.bincount(torch.from_numpy(encoded.input_ids).long(), minlength=vocabulary)
+    return torch.from_numpy(np.bincount(encoded.input_ids, minlength=vocabulary))
 
 
 def training_batches(

@@ -13,7 +13,7 @@ from distill.objectives import layer_maps
 from distill.training.teacher import TeacherError, load_config, load_model, load_tokenizer
 
 # The settings of a configuration that are lists with a value for each layer.
-OF_EACH_LAYER = ("ffn", "attention_heads", "attention_experts", "layer_types")
+OF_EACH_LAYER = ("ffn", "attention_heads", "kept_heads", "attention_experts", "layer_types")
 _LAYERS = re.compile(r"(first|uniform):(\d{1,4})")
 
 
@@ -39,9 +39,7 @@ def planned(spec: str, teacher: Any, tokenizer: Any) -> Any:
     """The configuration of the student that `load_student` would load, given that of its teacher."""
     match = _LAYERS.fullmatch(spec)
     if match:
-        config = copy.deepcopy(teacher)
-        config.num_hidden_layers = len(_chosen_layers(match[1], int(match[2]), teacher.num_hidden_layers))
-        return config
+        return _of_layers(teacher, _chosen_layers(match[1], int(match[2]), teacher.num_hidden_layers))
     _check_same_vocabulary(spec, tokenizer)
     return load_config(spec, students=True)
 
@@ -69,14 +67,19 @@ def _chosen_layers(rule: str, count: int, layers: int) -> tuple[int, ...]:
         raise TeacherError(f"student {rule}:{count}: {error}") from None
 
 
-def some_layers(teacher: PreTrainedModel, chosen: Sequence[int]) -> PreTrainedModel:
-    """A copy of the teacher with only the chosen layers, counted from 0."""
-    config = copy.deepcopy(teacher.config)
-    config.num_hidden_layers = len(chosen)
+def _of_layers(config: Any, chosen: Sequence[int]) -> Any:
+    """A configuration with only the chosen layers, counted from 0."""
+    result = copy.deepcopy(config)
+    result.num_hidden_layers = len(chosen)
     for name in OF_EACH_LAYER:
         if isinstance(values := getattr(config, name, None), list | tuple):
-            setattr(config, name, [values[layer] for layer in chosen])
-    student = type(teacher)(config)
+            setattr(result, name, [values[layer] for layer in chosen])
+    return result
+
+
+def some_layers(teacher: PreTrainedModel, chosen: Sequence[int]) -> PreTrainedModel:
+    """A copy of the teacher with only the chosen layers, counted from 0."""
+    student = type(teacher)(_of_layers(teacher.config, chosen))
     family, weights = family_of(teacher), {}
     for name, weight in teacher.state_dict().items():
         parts = family.split(name)

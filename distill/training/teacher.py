@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from distill.encoders import students as registered  # noqa: F401  (their classes, with transformers)
 from distill.encoders.family import family_of, supported
 from distill.encoders.verify import verify
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
-from distill.tasks.types import CLASSIFICATION, MASKED_LM, get_task_type
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, TASK_TYPES, get_task_type, task_type_of_class
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.recipe import Recipe
@@ -175,6 +175,32 @@ def load_model(
             f"the model {source!r} has the classes {', '.join(stored_labels)}; the task's are {', '.join(labels)}, in "
             "this order"
         )
+    return model
+
+
+def load_unchanged(source: str) -> PreTrainedModel:
+    """Load a checkpoint with the head that it has, or the encoder alone if it has none.
+
+    Raises:
+        TeacherError: as `load_model`, or its head is of no task type.
+    """
+    config = load_config(source, students=True)
+    name, *_ = config.architectures or ("Model",)
+    head = task_type_of_class(name, config)
+    if head is not None:
+        labels = [config.id2label[number] for number in range(config.num_labels)]
+        model = load_model(source, labels, head.name, new_head=False)
+        model.config.problem_type = config.problem_type
+        return model
+    if not name.endswith("Model"):
+        known = ", ".join(dict.fromkeys(f"...{known.suffix}" for known in TASK_TYPES.values()))
+        raise TeacherError(f"the model {source!r} is a {name}; save it as one of ...Model, {known}")
+    try:
+        model, loading_info = load_weights(AutoModel, locate(source), config)
+    except WeightsError as error:
+        raise TeacherError(f"the model {source!r} has no readable weights: {error}") from None
+    if any(name.startswith("pooler.") for name in loading_info["missing_keys"]):
+        model.pooler = None  # instead of a random one, which would be saved as if it were trained
     return model
 
 

@@ -8,6 +8,7 @@ from nas.config.values import (
     Count,
     ExpertCounts,
     ExpertsTable,
+    HeadCounts,
     Latency,
     PositiveFraction,
     Table,
@@ -24,6 +25,8 @@ class SpaceTable(Table):
 
     Attributes:
         stacks, expansions, experts: the choices for each layer; a stack of 0 is a layer without an FFN.
+        heads: the choices for the number of attention heads of each layer; None: all of the base's. A layer without
+            heads and without an FFN is left out.
         attention_experts: the choices for the number of experts of each layer's attention.
         head_experts: the choices for the number of prediction layers in the head. Baselines have the fewest experts of
             both.
@@ -46,6 +49,7 @@ class SpaceTable(Table):
     stacks: Annotated[tuple[Annotated[int, Field(ge=0, le=16)], ...], Field(min_length=1)]
     expansions: Annotated[tuple[PositiveFraction, ...], Field(min_length=1)]
     experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
+    heads: HeadCounts | None = None
     attention_experts: ExpertCounts = (1,)
     head_experts: ExpertCounts = (1,)
     uniform: PositiveFraction | None = None
@@ -60,8 +64,14 @@ class SpaceTable(Table):
     mismatch: Literal["narrow", "wide"] = "narrow"
 
     def genes(self) -> dict[str, tuple[Any, ...]]:
-        """The choices of every gene by its name, as a `search_spaces.spaces.Space` takes them."""
-        return {name: getattr(self, gene.key) for name, gene in SIZE_GENES.items()}
+        """The choices of genes by their names, as a `search_spaces.spaces.Space` takes them."""
+        choices = {name: getattr(self, gene.key) for name, gene in SIZE_GENES.items()}
+        return {name: values for name, values in choices.items() if values is not None}
+
+    @property
+    def varies_heads(self) -> bool:
+        """Whether layers may have fewer attention heads than the base."""
+        return self.heads is not None
 
     @field_validator("stacks")
     @classmethod
@@ -104,4 +114,4 @@ class KeepTable(Table):
     """
 
     fraction: Annotated[float, BeforeValidator(lambda value: float(proportion(value)))]
-    cost: Literal["params", "macs", "latency"] = "params"
+    cost: Literal["params", "macs", "latency"] = "latency"

@@ -17,7 +17,7 @@ from pydantic import (
 from foundation.errors import did_you_mean, shortened
 from nas.latency.limit import parse_latency
 from search_spaces.architecture import ArchitectureError
-from search_spaces.base import MOST_EXPERTS
+from search_spaces.base import LARGEST, MOST_EXPERTS
 from search_spaces.layer import Experts
 from search_spaces.numbers import fraction
 
@@ -82,6 +82,12 @@ ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Expe
 # Choices for a number of experts that a whole architecture has.
 ExpertCounts = Annotated[
     tuple[Annotated[int, Field(strict=True, ge=1, le=MOST_EXPERTS)], ...],
+    Field(min_length=1),
+    AfterValidator(_distinct),
+]
+# Choices for the number of attention heads of a layer.
+HeadCounts = Annotated[
+    tuple[Annotated[int, Field(strict=True, ge=0, le=LARGEST["heads"])], ...],
     Field(min_length=1),
     AfterValidator(_distinct),
 ]

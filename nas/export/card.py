@@ -16,6 +16,7 @@ from distill.tasks.readers import embedded, glue
 from nas.config.schema import StudyConfig
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
 from nas.export.latency import STUDENT, LatencyReport
+from nas.export.ordinary import remaining_layers
 
 # The versions of transformers with which exported students load; tested are 5.1.0, 5.2.0, 5.10.4 and 5.23.0.
 TRANSFORMERS = ">=5.1,<6"
@@ -98,10 +99,11 @@ class Card:
 
     def _introduction(self) -> str:
         config = self.checkpoint.model.config
+        heads = "" if config.attention_heads is None else "attention heads and "
         return (
-            f"# {self.name}\n\nAn encoder of {config.num_hidden_layers} layers, {config.hidden_size} wide, whose "
-            "feed-forward networks (FFNs) were designed layer by layer by a neural architecture search (ffn-nas), and "
-            "which learned from a teacher by knowledge distillation."
+            f"# {self.name}\n\nAn encoder of {plural(len(remaining_layers(config)), 'layer')}, {config.hidden_size} "
+            f"wide, whose {heads}feed-forward networks (FFNs) were designed layer by layer by a neural architecture "
+            "search (ffn-nas), and which learned from a teacher by knowledge distillation."
         )
 
     def _use(self) -> str:
@@ -152,25 +154,26 @@ class Card:
     def _latency(self) -> str:
         if self.latency is None:
             return ""
-        machine = self.latency.machine
         sentences = "\n".join(f"- {sentence}" for sentence in self.latency.sentences())
         return (
-            f"## Latency\n\nSentences of {self.latency.tokens} tokens without padding on {machine['processor']}, "
-            f"{plural(machine['threads'], 'thread')}, measured in turns; medians with quartiles. Speeds are relative "
-            "to the teacher in PyTorch. Teacher and base model are measured with random weights.\n\n"
+            f"## Latency\n\n{self.latency.conditions()} Teacher and base model are measured with random weights.\n\n"
             f"{self.latency.table().markdown()}\n\n{sentences}"
         )
 
     def _architecture(self) -> str:
-        config = self.checkpoint.model.config
+        config, remaining = self.checkpoint.model.config, remaining_layers(self.checkpoint.model.config)
+        # The column is shown if heads differ or are fewer than in the base.
+        heads = config.attention_heads or [None] * len(config.ffn)
         columns = (
-            *map(Column, ("layer", "blocks", "inner width")),
+            *map(Column, ("layer", "heads", "blocks", "inner width")),
             Column("experts", lambda experts: "{count}, {routing}, top {top_k}".format(**experts), is_text=True),
             Column("FFN", is_text=True, is_code=True),
         )
         rows = [
-            (number, of_layer["stack"], of_layer["inner"], of_layer.get("experts"), of_layer["formula"])
-            for number, of_layer in enumerate(config.ffn, start=1)
+            (number + 1, heads[number], ffn["stack"], ffn["inner"], ffn.get("experts"), ffn["formula"])
+            if number in remaining
+            else (number + 1, None, None, None, None, "left out")
+            for number, ffn in enumerate(config.ffn)
         ]
         text = f"## Architecture\n\n{Table(columns, rows).markdown()}"
         extra = []

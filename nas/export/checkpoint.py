@@ -92,7 +92,7 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
         load_tokenizer(str(folder)),
         Architecture.load(files[ARCHITECTURE]) if files[ARCHITECTURE].exists() else None,
         load_config(str(files[CONFIG])) if files[CONFIG].exists() else None,
-        metrics if "metrics" in metrics else None,
+        metrics if "task" in metrics else None,
     )
     name_outputs(model.config, checkpoint.type, labels)
     return checkpoint

@@ -1,4 +1,8 @@
-"""The latencies of teacher, base model and student in torch, ONNX and int8, and what their MACs predict."""
+"""The latencies of teacher, base model and student in torch, ONNX and int8, and what their MACs predict.
+
+Speeds compare models in the same form, since a teacher can be exported just as well; how fast a model is in its form
+against the teacher in torch is said after that.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +13,7 @@ from typing import Any
 import torch
 
 from distill.objectives.outputs import Batch
-from distill.table import Column, Table
+from distill.table import Column, Table, plural
 from nas.latency.steps import bounded
 from nas.latency.whole import WHOLE_ROUNDS, example
 
@@ -107,39 +111,57 @@ class LatencyReport:
     def sentences(self) -> list[str]:
         """What the latencies say, and how far they are from what the MACs predict."""
         lines = []
+        for row in self.speedups():
+            text = f"{row['form']}, batch {row['batch']}: {row['same_form']:.2f} times as fast as the teacher"
+            if row["form"] != TORCH:
+                text += f" in {row['form']}"
+            if self.predicted is not None:
+                text += f", {row['same_form'] / self.predicted - 1:+.0%} against what the MACs predict"
+            if row["form"] != TORCH:
+                text += f"; {row['torch_teacher']:.2f} times as fast as the teacher in torch"
+            lines.append(text + ".")
         if self.predicted is not None:
             lines.append(
                 f"MACs: the student has {self.macs[STUDENT] / self.macs[TEACHER]:.1%} of the teacher's, so it would be "
                 f"{self.predicted:.2f} times as fast if latency were proportional to MACs."
             )
-        for row in self.speedups():
-            text = f"{row['form']}, batch {row['batch']}: {row['same_form']:.2f} times as fast as the teacher"
-            if row["form"] != TORCH:
-                text += f" in the same form, {row['torch_teacher']:.2f} times as fast as the teacher in torch"
-            if self.predicted is not None:
-                text += f"; {row['same_form'] / self.predicted - 1:+.0%} against the prediction"
-            lines.append(text + ".")
         return lines
 
     def to_json(self) -> dict[str, Any]:
         """The report as values that `json.dumps` accepts."""
         return asdict(self) | {"predicted_speedup": self.predicted, "speedups": self.speedups()}
 
+    def conditions(self) -> str:
+        """How it was measured, and what the speeds of the table are relative to."""
+        speeds = ""
+        if any(timing.model == TEACHER for timing in self.timings):
+            speeds = "; speeds are relative to the teacher in the same form"
+            if any(timing.form != TORCH for timing in self.timings):
+                speeds += ", and in the next column to the teacher in torch"
+        return (
+            f"Sentences of {self.tokens} tokens without padding on {self.machine['processor']}, "
+            f"{plural(self.machine['threads'], 'thread')}, measured in turns; medians with quartiles{speeds}."
+        )
+
     def table(self) -> Table:
-        """A row for each model and form: for each batch the median with the quartiles, and the speed relative to the
-        teacher's in torch.
+        """A row for each model and form: for each batch the median with the quartiles, the speed relative to the
+        teacher's in the same form, and where that is not torch, the speed relative to the teacher's in torch.
         """
         batches = list(dict.fromkeys(timing.batch for timing in self.timings))
         columns = [Column("model", is_text=True), Column("form", is_text=True)]
         for batch in batches:
-            columns += [Column(f"batch {batch}: ms (quartiles)"), Column("speed")]
+            columns += map(Column, (f"batch {batch}: ms (quartiles)", "speed, same form", "speed, to torch"))
         rows: dict[tuple[str, str], list[str]] = {}
         for timing in self.timings:
-            teacher = self.median(TEACHER, TORCH, timing.batch)
+            same_form = self.median(TEACHER, timing.form, timing.batch)
+            torch_teacher = None if timing.form == TORCH else self.median(TEACHER, TORCH, timing.batch)
             rows.setdefault((timing.model, timing.form), [timing.model, timing.form]).extend(
                 (
                     f"{timing.median_ms:.2f} ({timing.lower_ms:.2f} to {timing.upper_ms:.2f})",
-                    f"{teacher / timing.median_ms:.2f}×" if teacher else "",
+                    *(
+                        f"{teacher / timing.median_ms:.2f}×" if teacher else ""
+                        for teacher in (same_form, torch_teacher)
+                    ),
                 )
             )
         return Table(columns, [tuple(cells) for cells in rows.values()])

@@ -1,9 +1,9 @@
 """Students as ordinary checkpoints of their family, which need no code of their own, where their layers can be
-expressed as the family's.
+expressed as the family's: missing heads, channels and FFNs become zeros, and layers that compute nothing are dropped.
 """
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,14 +11,21 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from distill.encoders.family import CHANNELS, FAMILIES, family_of
-from distill.encoders.student.configuration import attention_experts
+from distill.encoders.family import CHANNELS, FAMILIES, HEADS, Family, family_of
+from distill.encoders.student.configuration import attention_experts, is_left_out
 from nas.export.checkpoint import ExportError, type_of_head
 from nas.onnx.model import TOLERANCE, padded_batch
+from search_spaces.architecture import Architecture
+from search_spaces.layer import FFN
 
 # The operations that have another name in a configuration; gelu has one for each of its forms.
 OTHER_NAMES = {"swish": "silu"}
 GELU_FORMS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
+
+
+def remaining_layers(config: Any) -> list[int]:
+    """The numbers of a student's layers without those that are left out."""
+    return [layer for layer in range(config.num_hidden_layers) if not is_left_out(config, layer)]
 
 
 def reason_against(config: Any) -> str:
@@ -30,14 +37,13 @@ def reason_against(config: Any) -> str:
         return "its attention has experts"
     if getattr(config, "head_experts", 1) > 1:
         return "its head has experts"
-    if config.attention_heads is not None:
-        heads = family.size(config, "heads")
-        return f"attention heads have been pruned, and all layers of a {family.model_type} model have {heads}"
+    layers = remaining_layers(config)
+    if not layers:
+        return "all of its layers are left out"
     activations = {}
-    for number, ffn in enumerate(config.ffn, start=1):
-        if ffn["stack"] != 1:
-            blocks = "no FFN" if not ffn["stack"] else f"{ffn['stack']} blocks"
-            return f"layer {number} has {blocks}, and every layer of a {family.model_type} model has one"
+    for number, ffn in ((layer + 1, config.ffn[layer]) for layer in layers if config.ffn[layer]["stack"]):
+        if ffn["stack"] > 1:
+            return f"layer {number} has {ffn['stack']} blocks, and every layer of a {family.model_type} model has one"
         if ffn.get("experts"):
             return f"layer {number} has experts"
         operations = [op for op, _ in ffn["program"]]
@@ -53,8 +59,8 @@ def reason_against(config: Any) -> str:
 
 
 def activation_of(config: Any) -> str:
-    """The name in transformers of the activation of a student's first layer."""
-    activation = config.ffn[0]["program"][1][0]
+    """The name in transformers of the activation of a student's FFNs; gelu's if it has none."""
+    activation = next((ffn["program"][1][0] for ffn in config.ffn if ffn["stack"]), "gelu")
     return GELU_FORMS[config.gelu] if activation == "gelu" else OTHER_NAMES.get(activation, activation)
 
 
@@ -63,28 +69,44 @@ class OrdinaryForm:
     """A student as an ordinary checkpoint.
 
     Attributes:
-        added: how many of its parameters are zeros that widen narrower layers to the widest.
+        padding: how many of its parameters are not the student's: by `CHANNELS` and `HEADS`, those that give every FFN
+            the channels of the widest one, and every attention all heads.
     """
 
     model: PreTrainedModel
-    added: int
+    padding: Mapping[str, int]
+
+    @property
+    def added(self) -> int:
+        """How many of its parameters are not the student's."""
+        return sum(self.padding.values())
 
     def __str__(self) -> str:
         """What the conversion costs."""
         if not self.added:
             return "the same parameters and operations as the student's"
+        family, config = family_of(self.model), self.model.config
         total = sum(parameter.numel() for parameter in self.model.parameters())
-        more = self.added / (total - self.added)
+        parts = (
+            f"{self.padding[unit]:,} give every {part} {family.size(config, size)} {unit}"
+            for unit, part, size in ((HEADS, "attention", "heads"), (CHANNELS, "FFN", "inner"))
+            if self.padding[unit]
+        )
         return (
-            f"all layers have one inner width: {self.added:,} parameters ({more:.1%} more) are zeros, which widen the "
-            f"narrower FFNs to {family_of(self.model).size(self.model.config, 'inner')} channels and are computed like "
-            "all others"
+            f"all layers of a {family.model_type} model have the same sizes, so {self.added:,} parameters "
+            f"({self.added / (total - self.added):.1%} more) are padding, which is computed like all others: "
+            + " and ".join(parts)
         )
 
 
 def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
-    """The student as an ordinary checkpoint with equal logits. Layers are widened by channels of zero weights to the
-    width of the widest one, which does not change what they compute.
+    """The student as an ordinary checkpoint with equal logits. Attentions are widened by heads of zero weights to all
+    heads, and FFNs by channels of zero weights to the width of the widest one, which does not change what they compute.
+    Layers without heads and without an FFN are dropped.
+
+    An ordinary layer normalizes after its attention and after its FFN; a student's layer without an FFN only once. The
+    scale and shift of its LayerNorm move behind the FFN of zeros. Then the first LayerNorm has neither, so that
+    normalizing again changes nothing but for epsilon: a relative change of epsilon / 2 · (1 - 1 / variance).
 
     Args:
         form: the `model_type` of its family.
@@ -101,29 +123,63 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
         raise ExportError(
             f"--as {form}: this student cannot be an ordinary checkpoint: {reason}; export it without --as"
         )
-    ordinary = FAMILIES[form]
-    widest = max(ffn["inner"] for ffn in config.ffn)
+    ordinary, layers = FAMILIES[form], remaining_layers(config)
     config_class = CONFIG_MAPPING[form]
     settings = {name: value for name, value in config.to_dict().items() if name in config_class().to_dict()}
     for name in ("model_type", "architectures", "auto_map", "transformers_version", "num_labels"):
         settings.pop(name, None)
-    settings |= {ordinary.sizes["inner"]: widest, ordinary.activation_key: activation_of(config)}
+    settings |= {
+        ordinary.sizes["depth"]: len(layers),
+        ordinary.sizes["inner"]: max(1, *(config.ffn[layer]["inner"] for layer in layers)),
+        ordinary.activation_key: activation_of(config),
+    }
     model = type_of_head(student).model.from_config(config_class(**settings)).eval()
+    given = _renamed(student, ordinary, layers)
     weights: dict[str, Tensor] = {}
-    added = 0
-    slices = family.slices()
-    for name, tensor in student.state_dict().items():
-        parts = family.split(name)
-        unit, dimension = slices.get(parts[2] if parts else "", (None, 0))
-        if unit == CHANNELS:
-            shape = list(tensor.shape)
-            shape[dimension] = widest - shape[dimension]
-            added += math.prod(shape)
-            tensor = torch.cat((tensor, tensor.new_zeros(shape)), dimension)
-        weights[family.renamed(ordinary, name)] = tensor
-    model.load_state_dict(weights, strict=True)
+    padding = {HEADS: 0, CHANNELS: 0}
+    slices = ordinary.slices()
+    for name, whole in model.state_dict().items():
+        tensor = given.pop(name, None)
+        inside = parts[2] if (parts := ordinary.split(name)) else ""
+        weights[name] = torch.zeros_like(whole)
+        if tensor is not None:
+            weights[name][tuple(map(slice, tensor.shape))] = tensor
+        elif inside == f"{ordinary.attention_norm}.weight":
+            weights[name].fill_(1)
+        # What a layer without an FFN lacks beside the channels, biases and a LayerNorm, counts as theirs.
+        padding[slices.get(inside, (CHANNELS, 0))[0]] += whole.numel() - (0 if tensor is None else tensor.numel())
+    model.load_state_dict(weights | given, strict=True)
     _check(student, model)
-    return OrdinaryForm(model, added)
+    return OrdinaryForm(model, padding)
+
+
+def _renamed(student: PreTrainedModel, ordinary: Family, layers: list[int]) -> dict[str, Tensor]:
+    """The weights of a student without those of other layers than these, by their names in its ordinary form."""
+    family = family_of(student)
+    result = {}
+    for name, tensor in student.state_dict().items():
+        name = family.renamed(ordinary, name)
+        if parts := ordinary.split(name):
+            prefix, layer, inside = parts
+            if layer not in layers:
+                continue
+            if not student.config.ffn[layer]["stack"]:
+                inside = inside.replace(f"{ordinary.attention_norm}.", f"{ordinary.norm}.")
+            name = f"{prefix}{layers.index(layer)}.{inside}"
+        result[name] = tensor
+    return result
+
+
+def ordinary_architecture(architecture: Architecture, config: Any) -> Architecture:
+    """The architecture of the ordinary form of a student, by which its costs are counted.
+
+    Args:
+        config: the configuration of the ordinary form.
+    """
+    family = family_of(config)
+    base = replace(architecture.base, depth=family.size(config, "depth"), inner=family.size(config, "inner"))
+    graph = next((ffn.graph for ffn in architecture.ffns if ffn.stack), FFN().graph)
+    return Architecture.uniform(base, graph)
 
 
 @torch.inference_mode()
@@ -134,7 +190,10 @@ def _check(student: PreTrainedModel, model: PreTrainedModel) -> None:
     expected, actual = (task_type.logits(either(**batch)) for either in (student, model))
     difference = float((actual - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+        twice = not all(student.config.ffn[layer]["stack"] for layer in remaining_layers(student.config))
+        epsilon = getattr(student.config, family_of(student).epsilon)
+        cause = f"layers without an FFN are normalized twice, with the epsilon {epsilon:g}; export it without --as"
         raise ExportError(
-            f"--as {model.config.model_type}: the logits differ from the student's by {difference:.2g}; this is a bug "
-            "in the export"
+            f"--as {model.config.model_type}: the logits differ from the student's by {difference:.2g}: "
+            + (cause if twice else "this is a bug in the export")
         )

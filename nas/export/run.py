@@ -2,8 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.encoders.family import family_of
-from distill.table import difference, plural, with_error
+from distill.table import difference, with_error
 from distill.training.progress import Progress
 from distill.training.teacher import TeacherError, load_config, set_head
 from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
 from nas.export.card import Card
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
-from nas.export.ordinary import ordinary_form
+from nas.export.ordinary import ordinary_architecture, ordinary_form
 from nas.latency.settings import device_name
 from nas.onnx.int8 import quantize, scores_of_forms
 from nas.onnx.model import OnnxModel, check_installed, export_onnx, verify
@@ -32,7 +31,6 @@ from nas.preparation.teacher import dev_set
 from nas.preparation.workspace import student_base
 from search_spaces import cost
 from search_spaces.architecture import Architecture
-from search_spaces.base import Base
 from supernet.build import base_of_teacher, build
 
 ONNX_FILE, INT8_FILE, LATENCY_FILE = "onnx/model.onnx", "onnx/model_int8.onnx", "latency.json"
@@ -132,8 +130,7 @@ def _write(
     if not export.skip_latency:
         report = measure(export, checkpoint, model, forwards, progress)
         (folder / LATENCY_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-        threads = plural(report.machine["threads"], "thread")
-        console.print(f"latency of sentences of {report.tokens} tokens, {threads}")
+        console.print(f"latency: {report.conditions()}")
         report.table().print(console)
         console.print("\n".join(report.sentences()))
     card = Card(export.out.name, checkpoint, export.form, cost_of_form, forms, report, export.command)
@@ -197,7 +194,9 @@ def measure(
     others: dict[str, PreTrainedModel] = {}
     if checkpoint.architecture is not None:
         head = task_type.head
-        macs[STUDENT] = cost.macs(widened(checkpoint.architecture, model.config), tokens, num_labels, head)
+        own = checkpoint.architecture
+        measured_as = ordinary_architecture(own, model.config) if export.form else own
+        macs[STUDENT] = cost.macs(measured_as, tokens, num_labels, head)
         teacher = teacher_config(checkpoint, progress)
         if teacher is not None and checkpoint.config is not None:
             base, graph = base_of_teacher(teacher)
@@ -241,15 +240,6 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
     own = checkpoint.model.config
     set_head(config, [own.id2label[number] for number in range(own.num_labels)], checkpoint.type.name)
     return config
-
-
-def widened(architecture: Architecture, config: Any) -> Architecture:
-    """The architecture whose layers all have the width of an ordinary checkpoint; that of a student is unchanged."""
-    family = family_of(config)
-    if family.students_of:
-        return architecture
-    base: Base = replace(architecture.base, inner=family.size(config, "inner"))
-    return Architecture.of_ffns(base, tuple(replace(ffn, expansion=Fraction(1)) for ffn in architecture.ffns))
 
 
 def machine(onnx: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""The MILP allocation: widths and activations of all layers that minimize the sum of their predicted losses within the
-budget, by mixed-integer linear programming, as Puzzle (Bercovich et al., 2024) chooses blocks by their scores.
+"""The MILP allocation: heads, widths and activations of all layers that minimize the sum of their predicted losses
+within the budget, by mixed-integer linear programming, as Puzzle (Bercovich et al., 2024) chooses blocks by their
+scores.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +12,19 @@ import numpy as np
 from safetensors.numpy import load_file
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from nas.preparation.predictions import HEADS
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.counting import add
+from search_spaces.counting import Cost
 from search_spaces.graph import FFNGraph
-from search_spaces.layer import FFN, Layer
+from search_spaces.layer import FFN, Attention, Layer
 from search_spaces.operations import UNARY
 from search_spaces.spaces import Space
 
 # The solver stops after this many nodes with the best allocation that it has found (a limit on time would give another
 # result on a busy machine).
 NODES = 20_000
-# Several allocations differ in at least this many layers.
+# Several allocations differ in at least this many attentions and FFNs.
 DISTANCE = 2
 
 
@@ -34,11 +36,13 @@ class PredictedLosses:
         base: the base of all architectures.
         activation: the operation of the base graph.
         losses: operation -> `[layer]` -> (L + 1,), nats per token, by the number of channels.
+        heads: `[layer]` -> (heads + 1,), nats per token, by the number of heads; empty if all architectures have all.
     """
 
     base: Base
     activation: str
     losses: Mapping[str, Sequence[np.ndarray]]
+    heads: Sequence[np.ndarray] = ()
 
     @classmethod
     def load(cls, path: Path, base: Base, graph: FFNGraph) -> "PredictedLosses":
@@ -47,9 +51,14 @@ class PredictedLosses:
         for key, values in load_file(path).items():
             op, layer = key.rsplit("/", 1)
             losses.setdefault(op, [np.empty(0)] * base.depth)[int(layer)] = values
-        return cls(base, graph.nodes[-2].op, losses)
+        heads = losses.pop(HEADS, ())
+        return cls(base, graph.nodes[-2].op, losses, heads)
 
-    def of_layer(self, layer: int, ffn: FFN) -> float:
+    def of_attention(self, layer: int, attention: Attention) -> float:
+        """The predicted loss of a layer with this attention, whose experts do not count."""
+        return float(self.heads[layer][attention.heads]) if self.heads else 0.0
+
+    def of_ffn(self, layer: int, ffn: FFN) -> float:
         """The predicted loss of a layer with this FFN. It depends on the width and on the operation whose output
         `project` reads; if that is not an activation, on the base graph's. Nothing else in the graph counts, nor do
         further blocks or experts; a width beyond those of the table counts as its widest.
@@ -63,7 +72,39 @@ class PredictedLosses:
 
     def of(self, architecture: Architecture) -> float:
         """The predicted loss of an architecture: the sum over its layers."""
-        return sum(self.of_layer(layer, ffn) for layer, ffn in enumerate(architecture.ffns))
+        return sum(
+            self.of_attention(number, layer.attention) + self.of_ffn(number, layer.ffn)
+            for number, layer in enumerate(architecture.layers)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Variables:
+    """The 0-1 variables of the program: one for each option of an attention or FFN, and one for each layer that may be
+    left out. A layer costs the sum of its attention's and its FFN's cost, less what is saved if it is left out.
+
+    Attributes:
+        options: what each variable stands for, an `Attention`, an `FFN`, or None where it is a layer left out.
+        layers: the layer of each.
+        predicted: its predicted loss.
+        costs: its cost (budgets,) beyond that of `fixed`.
+        fixed: the cost of everything that does not vary.
+    """
+
+    options: Sequence[Attention | FFN | None]
+    layers: Sequence[int]
+    predicted: np.ndarray
+    costs: np.ndarray
+    fixed: Cost
+
+    def places(self, part: type | None, layer: int) -> list[int]:
+        """The numbers of the variables that stand for this part of a layer; None: for the layer left out."""
+        kind = type(None) if part is None else part
+        return [place for place, option in enumerate(self.options) if self.owns(layer, place) and type(option) is kind]
+
+    def owns(self, layer: int, place: int) -> bool:
+        """Whether a variable is of this layer."""
+        return self.layers[place] == layer
 
 
 def allocate(
@@ -72,54 +113,142 @@ def allocate(
     *,
     exclude: Iterable[Architecture] = (),
     distance: int = 1,
+    whole_layers: bool = False,
 ) -> Architecture | None:
     """The member of the space whose predicted loss is least, among those whose graphs are activations between the
     linear maps (or, if graphs do not vary, the start's). Of sizes with equal predicted losses, such as one block and
     two, only the one with the fewest parameters is considered; so attention and head have the fewest experts.
 
     Args:
-        exclude: architectures from which the result must differ in at least `distance` layers.
+        exclude: architectures from which the result must differ in at least `distance` attentions and FFNs.
+        whole_layers: whether every layer is one of the base model or left out; it need not be among those of the space.
 
     Returns:
         None if there is no such architecture.
     """
-    layers = [_options(space, layer) for layer in range(space.base.depth)]
     head = space.rows(space.start_graphs)[0][-1][0]
-    # What is not the FFNs' is left out, so that it does not cost the solver digits.
-    without_ffn = [space.cost(replace(options[0], ffn=FFN(stack=0))) for options in layers]
-    bounds = space.bounds.without(add(space.cost(head), *without_ffn))
-    owner = np.repeat(np.arange(len(layers)), [len(options) for options in layers])
-    flat = [option for options in layers for option in options]
-    predicted = np.array([losses.of_layer(int(layer), option.ffn) for layer, option in zip(owner, flat, strict=True)])
-    one_each = np.equal(owner[None, :], np.arange(len(layers))[:, None]).astype(float)
-    costs = np.array([space.cost(option) for option in flat], float) - np.array(without_ffn, float)[owner]
+    variables = _variables(space, losses, space.cost(head), whole_layers)
+    count, depth = len(variables.options), space.base.depth
+    bounds = space.bounds.without(variables.fixed)
     high = np.array(bounds.high, float)
     low = np.concatenate(([bounds.low], np.full(len(high) - 1, -np.inf)))
     scale = np.maximum(1.0, np.abs(high))
     constraints = [
-        LinearConstraint(one_each, 1, 1),
         # Half a unit of slack, as the solver computes in floating point and costs are whole numbers.
-        LinearConstraint(costs.T / scale[:, None], (low - 0.5) / scale, (high + 0.5) / scale),
+        LinearConstraint(variables.costs.T / scale[:, None], (low - 0.5) / scale, (high + 0.5) / scale),
     ]
+    parts = (FFN, Attention) if any(isinstance(option, Attention) for option in variables.options) else (FFN,)
+    for layer in range(depth):
+        for part in parts:
+            constraints.append(LinearConstraint(_row(count, variables.places(part, layer)), 1, 1))
+        for place in variables.places(None, layer):
+            # A layer is left out if, and only if, it has neither heads nor an FFN.
+            nothing = [n for n in range(count) if variables.owns(layer, n) and _is_nothing(variables.options[n])]
+            row = _row(count, nothing)
+            row[0, place] = -1
+            constraints.append(LinearConstraint(row, 0, 1))
+            for n in nothing:
+                row = _row(count, [n])
+                row[0, place] = -1
+                constraints.append(LinearConstraint(row, 0, 0 if whole_layers else 1))
     for architecture in exclude:
-        same = [float(option == architecture.layers[layer]) for layer, option in zip(owner, flat, strict=True)]
-        constraints.append(LinearConstraint(np.array([same]), -np.inf, len(layers) - distance))
+        same = [
+            place
+            for place, (option, layer) in enumerate(zip(variables.options, variables.layers, strict=True))
+            if option in (architecture.layers[layer].ffn, architecture.layers[layer].attention)
+        ]
+        constraints.append(LinearConstraint(_row(count, same), -np.inf, len(parts) * depth - distance))
     solution = milp(
-        predicted / max(float(predicted.max()), 1e-300),
-        integrality=np.ones(len(flat)),
+        variables.predicted / max(float(variables.predicted.max()), 1e-300),
+        integrality=np.ones(count),
         bounds=Bounds(0, 1),
         constraints=constraints,
         options={"node_limit": NODES, "mip_rel_gap": 0.0},
     )
     if solution.x is None:
         return None
-    chosen = [flat[place] for place in np.flatnonzero(solution.x > 0.5)]
-    architecture = space.of_parts([*chosen, head])
+    chosen = np.flatnonzero(solution.x > 0.5).tolist()
+    layers = [space.options(layer, space.start_graphs[layer])[0] for layer in range(depth)]
+    for place in chosen:
+        option, layer = variables.options[place], variables.layers[place]
+        if isinstance(option, FFN):
+            layers[layer] = replace(layers[layer], ffn=option)
+        elif option is not None:
+            layers[layer] = replace(layers[layer], attention=option)
+    architecture = space.of_parts([*layers, head])
     return architecture if space.within_budget(architecture) else None
 
 
+def _row(count: int, places: Iterable[int]) -> np.ndarray:
+    """The coefficients (1, count) that are 1 at these places."""
+    row = np.zeros((1, count))
+    row[0, list(places)] = 1
+    return row
+
+
+def _is_nothing(option: Attention | FFN | None) -> bool:
+    """Whether it is an attention without heads, or no FFN."""
+    return option == FFN(stack=0) or (isinstance(option, Attention) and not option.heads)
+
+
+def _variables(space: Space, losses: PredictedLosses, head: Cost, whole_layers: bool) -> _Variables:
+    """The variables of a space; attentions have none if they do not vary.
+
+    Args:
+        head: the cost of the head.
+        whole_layers: as for `allocate`.
+    """
+    options: list[Attention | FFN | None] = []
+    layers: list[int] = []
+    predicted: list[float] = []
+    costs: list[np.ndarray] = []
+    fixed = np.array(head)
+    for number in range(space.base.depth):
+        attentions, ffns = _whole_or_nothing(space) if whole_layers else _options(space, number)
+        most, some = max(attentions, key=lambda attention: attention.heads), next(ffn for ffn in ffns if ffn.stack)
+        # What does not vary is left out, so that it does not cost the solver digits.
+        without_ffn = np.array(space.cost(Layer(most, FFN(stack=0))))
+        fixed = fixed + without_ffn
+        with_some = np.array(space.cost(Layer(most, some)))
+        of_attention = {a: np.array(space.cost(Layer(a, some))) - with_some for a in attentions}
+        of_ffn = {ffn: np.array(space.cost(Layer(most, ffn))) - without_ffn for ffn in ffns}
+        for ffn, cost in of_ffn.items():
+            options.append(ffn)
+            predicted.append(losses.of_ffn(number, ffn))
+            costs.append(cost)
+        if len(attentions) > 1:
+            for attention, cost in of_attention.items():
+                options.append(attention)
+                predicted.append(losses.of_attention(number, attention))
+                costs.append(cost)
+            nothing = Layer(Attention(0), FFN(stack=0))
+            if nothing.attention in of_attention and nothing.ffn in of_ffn:
+                parts = without_ffn + of_attention[nothing.attention] + of_ffn[nothing.ffn]
+                options.append(None)
+                predicted.append(0.0)
+                costs.append(np.array(space.cost(nothing)) - parts)
+        layers += [number] * (len(options) - len(layers))
+    return _Variables(options, layers, np.array(predicted), np.array(costs, float), tuple(int(cost) for cost in fixed))
+
+
+def _whole_or_nothing(space: Space) -> tuple[list[Attention], list[FFN]]:
+    """The attentions and FFNs of the base model, and none."""
+    experts = min(space.genes["attention_experts"])
+    return [Attention(space.base.heads, experts), Attention(0)], [FFN(space.graph), FFN(stack=0)]
+
+
+def fewest_layers(space: Space, losses: PredictedLosses) -> Architecture | None:
+    """The base model with some of its layers, those whose predicted loss is least within the budget, and without the
+    others, as students of fewer layers have them (DistilBERT, MiniLM). None if layers cannot be left out, or nothing is
+    within the budget.
+    """
+    if 0 not in space.genes["heads"] or 0 not in space.genes["stack"]:
+        return None
+    return allocate(space, losses, whole_layers=True)
+
+
 def allocations(space: Space, losses: PredictedLosses, number: int) -> list[Architecture]:
-    """Up to `number` allocations, the best first, any two of which differ in at least `DISTANCE` layers."""
+    """Up to `number` allocations, the best first, any two of which differ in `DISTANCE` attentions and FFNs or more."""
     results: list[Architecture] = []
     while len(results) < number:
         architecture = allocate(space, losses, exclude=results, distance=min(DISTANCE, space.base.depth))
@@ -129,15 +258,20 @@ def allocations(space: Space, losses: PredictedLosses, number: int) -> list[Arch
     return results
 
 
-def _options(space: Space, layer: int) -> list[Layer]:
-    """What a layer may be: of those with the same predicted loss, the one with the fewest parameters."""
+def _options(space: Space, layer: int) -> tuple[list[Attention], list[FFN]]:
+    """What a layer's attention and FFN may be: of those with the same predicted loss, the one with the fewest
+    parameters.
+    """
     graphs = [space.start_graphs[layer]]
     if space.varies_graphs:
         spelled = (FFNGraph.parse(f"project({op}(expand(x)))") for op in UNARY)
         graphs = [graph for graph in spelled if space.spells(graph)]
-    cheapest: dict[tuple[FFNGraph, int, Fraction], Layer] = {}
+    attentions: dict[int, Attention] = {}
+    ffns: dict[tuple[FFNGraph, int, Fraction], FFN] = {}
     for graph in graphs:
         for option in space.options(layer, graph):  # in the order of their parameters
+            attentions.setdefault(option.attention.heads, option.attention)
             ffn = option.ffn
-            cheapest.setdefault((ffn.graph, min(ffn.stack, 1), ffn.expansion), option)
-    return list(cheapest.values())
+            ffns.setdefault((ffn.graph, min(ffn.stack, 1), ffn.expansion), ffn)
+    experts = min(attention.experts for attention in attentions.values())
+    return [attention for attention in attentions.values() if attention.experts == experts], list(ffns.values())

@@ -171,7 +171,7 @@ def _table_settings(config: StudyConfig, workspace: Workspace, device: str) -> T
         base_model=base_model(config, base),
         teacher=AutoConfig.from_pretrained(workspace.folders.teacher),
         inner_widths=[*(int(expansion * base.inner) for expansion in config.space.expansions), base.inner],
-        heads=[base.heads],  # those of all layers that occur in the space
+        heads=[*(config.space.heads or ()), base.heads],
         batch=deployment.batch,
         tokens=deployment.tokens or config.max_length,
         device=device_type(device),
@@ -199,7 +199,7 @@ def budgeted_space(
     The lower bound is `min_params`; if that is not set, it lies below the upper bound (or below the parameters of the
     largest uniform slice that keeps to the `limits`, if these are fewer) by the fraction `slack` of the distance to the
     smallest architecture. Uniform slices are dense, even if the space has experts, like the `base_model`.
-    There is no lower bound if sizes do not vary or a cost is minimized.
+    There is no lower bound if sizes do not vary, a cost is minimized or the number of heads varies.
 
     Args:
         base: the study's.
@@ -214,7 +214,7 @@ def budgeted_space(
         assert table.uniform is not None
         max_params = cost.params(whole.with_ffns([FFN(graph, 1, table.uniform)] * base.depth), num_labels, head)
     min_params = table.min_params
-    if min_params is None and len(config.goals) > 1:
+    if min_params is None and (len(config.goals) > 1 or table.varies_heads):
         min_params = 1
     if min_params is None:
         sizes = [(choose(table.stacks), choose(table.expansions)) for choose in (min, max)]
@@ -250,17 +250,20 @@ def largest_uniform(
     limits: tuple[Limit, ...] = (),
     head: cost.HeadCost = cost.CLASSIFIER,
     least: int = 1,
+    varies_heads: bool = False,
 ) -> Architecture:
     """The uniform slice (one block in each layer) with the largest inner width that keeps to the limits and has at most
     `max_params` parameters. If no width does, the slice with `least` inner channels; 0 means no FFN.
 
     Args:
         whole: the `base_model`.
+        varies_heads: whether it also has that fraction of the heads, rounded up.
     """
     base, graph = whole.base, whole.ffns[0].graph
 
     def of_width(inner: int) -> Architecture:
-        return whole.with_ffns([ffn_of_width(base, graph, inner)] * base.depth)
+        heads = -(-base.heads * inner // base.inner) if varies_heads else base.heads
+        return whole.with_ffns([ffn_of_width(base, graph, inner)] * base.depth).with_heads([heads] * base.depth)
 
     def fits(architecture: Architecture) -> bool:
         within_limits = all(limit.total(architecture) <= limit.maximum for limit in limits)
@@ -273,7 +276,8 @@ def largest_uniform(
 def uniform_slice(config: StudyConfig, space: Space) -> Architecture:
     """The `largest_uniform` slice in this space of the study."""
     whole, least = base_model(config, space.base, space.graph), min(1, *space.genes["stack"])
-    return largest_uniform(whole, space.num_labels, space.max_params, space.limits, space.head, least)
+    heads = config.space.varies_heads
+    return largest_uniform(whole, space.num_labels, space.max_params, space.limits, space.head, least, heads)
 
 
 def ffn_of_width(base: Base, graph: FFNGraph, inner: int) -> FFN:
@@ -302,10 +306,30 @@ def kept_importance(importance: Sequence[Tensor]) -> Callable[[Architecture], fl
 
 def globally_important(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:
     """The global importance allocation: an architecture with as many inner neurons as the uniform slice, distributed
-    over the layers by their importance in the whole network.
+    over the layers by their importance in the whole network. If the number of heads varies, it has the most important
+    neurons and heads of the whole network, the same fraction of both, and as many as the budget allows.
     """
     base = space.base
+    if workspace.config.space.varies_heads:
+        return _important_parts(space, graph, workspace)
     uniform = uniform_slice(workspace.config, space)
     total = base.depth * uniform.ffns[0].inner(base)
     widths = allocate_by_importance(workspace.importance(), total, min(MIN_INNER, total // base.depth))
     return uniform.with_ffns(ffn_of_width(base, graph, inner) for inner in widths)
+
+
+def _important_parts(space: Space, graph: FFNGraph, workspace: Workspace) -> Architecture:
+    """The `globally_important` heads and neurons. The fraction that is kept is found by bisection over its multiples of
+    1 / the neurons of a layer.
+    """
+    base = space.base
+    whole = base_model(workspace.config, base, graph)
+    neurons, heads = workspace.importance(), workspace.head_importance()
+
+    def of_fraction(number: int) -> Architecture:
+        widths = allocate_by_importance(neurons, base.depth * max(number, MIN_INNER), MIN_INNER)
+        numbers = allocate_by_importance(heads, -(-base.depth * base.heads * number // base.inner), 0)
+        return whole.with_ffns(ffn_of_width(base, graph, width) for width in widths).with_heads(numbers)
+
+    wider = range(1, base.inner + 1)
+    return of_fraction(bisect_left(wider, True, key=lambda number: not space.within_budget(of_fraction(number))))

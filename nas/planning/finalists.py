@@ -19,6 +19,8 @@ from nas.study.description import formula
 
 # The origins of enqueued trials. Stored studies have these texts, by which a resumed search recognises the trials.
 BASE_MODEL, UNIFORM, GLOBAL = "base model", "uniform slice", "global importance"
+# The base model with fewer layers, as they are left out by hand.
+FEWER_LAYERS = "fewer layers"
 # The allocations by integer programming that every stage starts with, the best first.
 ALLOCATED = ("MILP allocation", "MILP allocation 2", "MILP allocation 3")
 # The architecture that a stage refines, and the same one with the base graph in every layer.
@@ -26,7 +28,7 @@ WINNER, WINNER_WITH_BASE_GRAPHS = "winner so far", "winner with base graphs"
 # How other texts name them.
 SHOWN = {WINNER: "the refined architecture", WINNER_WITH_BASE_GRAPHS: "the refined architecture with base graphs"}
 # The baselines that a winner must not be worse than: not the base model, which exceeds the budget.
-BASELINES = frozenset({UNIFORM, GLOBAL, *ALLOCATED, WINNER, WINNER_WITH_BASE_GRAPHS})
+BASELINES = frozenset({UNIFORM, GLOBAL, FEWER_LAYERS, *ALLOCATED, WINNER, WINNER_WITH_BASE_GRAPHS})
 
 
 def shown(origin: str) -> str:

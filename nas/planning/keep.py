@@ -17,7 +17,7 @@ from search_spaces.graph import FFNGraph
 
 # Stands for no bound on MACs or on the microseconds of a latency, within the digits that a configuration may have.
 UNBOUNDED = 10**12
-# Every budget on the ladder gives the FFNs this fraction of what the next larger one gives them.
+# Every budget on the ladder gives the parts that vary this fraction of what the next larger one gives them.
 RATIO = 0.5**0.5
 
 
@@ -76,14 +76,14 @@ def fraction_kept(
 
 
 def ladder(fixed: int, whole: int, smallest: int) -> list[int]:
-    """Budgets from the whole base model down to the smallest architecture: `fixed` is the cost without any
-    FFN, and each budget gives the FFNs `RATIO` of what the one before gives them.
+    """Budgets from the whole base model down to the smallest architecture: `fixed` is the cost of what no architecture
+    lacks, and each budget gives everything else `RATIO` of what the one before gives it.
     """
     budgets = []
-    ffn = float(whole - fixed)
-    while fixed + ffn >= smallest and ffn >= 1:
-        budgets.append(fixed + int(ffn))
-        ffn *= RATIO
+    rest = float(whole - fixed)
+    while fixed + rest >= smallest and rest >= 1:
+        budgets.append(fixed + int(rest))
+        rest *= RATIO
     return budgets
 
 

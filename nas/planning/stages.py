@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.stages import StageTable
-from nas.planning.allocation import PredictedLosses, allocations
+from nas.planning.allocation import PredictedLosses, allocations, fewest_layers
 from nas.planning.budget import (
     base_model,
     budgeted_space,
@@ -20,6 +20,7 @@ from nas.planning.budget import (
 from nas.planning.finalists import (
     ALLOCATED,
     BASE_MODEL,
+    FEWER_LAYERS,
     GLOBAL,
     UNIFORM,
     WINNER,
@@ -105,6 +106,8 @@ def plan(
         baselines.append((globally_important(space, graph, workspace), GLOBAL, None))
     if workspace.compensation is not None:
         losses = PredictedLosses.load(workspace.compensation.predictions, base, graph)
+        if start is None and (fewest := fewest_layers(space, losses)) is not None:
+            baselines.append((fewest, FEWER_LAYERS, None))
         allocated = allocations(space, losses, len(ALLOCATED))
         baselines += [(architecture, origin, None) for architecture, origin in zip(allocated, ALLOCATED, strict=False)]
     return Plan(stage, config.stage(stage), space, baselines, start, config.goals[1:])

@@ -32,6 +32,7 @@ def calibration_entry(
     load = one_shot or (lambda: load_supernet(context.config, folders, supernet))
     source = [supernet.name] if one_shot is None else ["one-shot", supernet.name]
     count, seed = context.config.supernet.calibration_rows, context.config.seed
+    attentions = context.config.space.varies_heads
 
     def make(path: Path, state: Path) -> None:
         context.on_progress("supernet: calibration", None)
@@ -40,7 +41,7 @@ def calibration_entry(
         drawn = np.random.default_rng([seed, 3]).permutation(len(rows))
         chosen = take(rows, np.sort(drawn[:count]))
         batches = [collate(chosen, batch, model.config.pad_token_id) for batch in eval_batches(chosen, BATCH_SIZE)]
-        calibrate(model, batches, context.accelerator).save(path)
+        calibrate(model, batches, context.accelerator, attentions).save(path)
 
-    key = fingerprint(FORMAT, *source, context.teacher_key, count, seed)
+    key = fingerprint(FORMAT, *source, context.teacher_key, count, seed, attentions)
     return Entry("calibration", context.cache / "calibrations" / f"{key}.safetensors", make)

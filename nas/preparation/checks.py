@@ -13,6 +13,7 @@ from nas.preparation import data
 from nas.preparation.phases import CANDIDATE, ON_TEXT, settings_of, table_of
 from nas.preparation.workspace import objectives, student_base
 from search_spaces.architecture import Architecture
+from search_spaces.base import Base
 from supernet.build import build, config_of
 from supernet.cut import CutError, check_cut
 
@@ -39,6 +40,7 @@ def check(config: StudyConfig) -> None:
         for key, tokens in (("max_length", config.max_length), ("deployment.tokens", config.deployment.tokens or 0)):
             if tokens > positions:
                 raise ConfigError(f"{key}: the {name} has {positions} positions, not {tokens}")
+    check_heads(config, base)
     if source is not None:
         try:
             check_cut(student_base(source, teacher)[0], base)
@@ -48,6 +50,9 @@ def check(config: StudyConfig) -> None:
         for name in ("warmup", *CANDIDATE, "one_shot_pretrain", "one_shot"):
             if table := table_of(config, name):
                 objectives(config, settings_of(config, name), table.build(1), student_config, teacher)
+                if config.space.heads and name != "warmup":
+                    fewest = config_of(student.with_heads([min(config.space.heads)] * base.depth), template=teacher)
+                    objectives(config, settings_of(config, name), table.build(1), fewest, teacher)
         objective_spec = OBJECTIVES[config.objective.name]
         if objective_spec.training_context is not None:
             with torch.device("meta"):
@@ -57,6 +62,18 @@ def check(config: StudyConfig) -> None:
                 pass
     except ValueError as error:
         raise ConfigError(f"objective and base: {error}") from None
+
+
+def check_heads(config: StudyConfig, base: Base) -> None:
+    """Raise ConfigError if layers cannot have so many heads, or only attentions with experts would have fewer."""
+    heads = config.space.heads or ()
+    if heads and max(heads) > base.heads:
+        raise ConfigError(f"space.heads: the base has {base.heads} heads in each layer, not {max(heads)}")
+    if heads and min(config.space.attention_experts) > 1 and set(heads) != {base.heads}:
+        raise ConfigError(
+            f"space.heads: attentions with experts have all {base.heads} heads: leave it out, or add 1 to "
+            "space.attention_experts"
+        )
 
 
 def check_corpora(config: StudyConfig) -> None:

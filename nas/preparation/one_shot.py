@@ -128,20 +128,26 @@ def largest_model(workspace: OneShotWorkspace) -> PreTrainedModel:
 
 def extremes(space: Space) -> tuple[Architecture, Architecture]:
     """The smallest and the largest architecture with the graphs that the space starts from, regardless of the budget.
-    Their FFNs are dense, and they have the fewest and the most experts in attention and head. If the space has experts,
-    the largest one has all channels of the base, from which the experts are made.
+    Their FFNs are dense, and they have the fewest and the most heads, and experts in attention and head. If the space
+    has experts, the largest one has all channels of the base, from which the experts are made.
     """
     assert space.start is not None
     widest = max(space.genes["expansion"]) if set(space.genes["experts"]) == {DENSE} else Fraction(1)
+    genes = space.genes
     smallest, largest = (
         Architecture.of_ffns(
             space.base,
-            [FFN(graph, extreme(space.genes["stack"]), expansion) for graph in space.start_graphs],
-            extreme(space.genes["attention_experts"]),
-            extreme(space.genes["head_experts"]),
+            [FFN(graph, extreme(genes["stack"]), expansion) for graph in space.start_graphs],
+            extreme(genes["attention_experts"]),
+            extreme(genes["head_experts"]),
         )
-        for extreme, expansion in ((min, min(space.genes["expansion"])), (max, widest))
+        for extreme, expansion in ((min, min(genes["expansion"])), (max, widest))
     )
+    if max(genes["attention_experts"]) == 1:
+        smallest, largest = (
+            architecture.with_heads([extreme(genes["heads"])] * space.base.depth)
+            for extreme, architecture in ((min, smallest), (max, largest))
+        )
     return smallest, largest
 
 

@@ -1,4 +1,6 @@
-"""Prepares the predicted losses of narrower layers and of other activations, from which widths are allocated."""
+"""Prepares the predicted losses of narrower layers, of other activations and of fewer heads, from which sizes are
+allocated.
+"""
 
 from pathlib import Path
 
@@ -13,13 +15,16 @@ from nas.preparation.phases import training_phase
 from nas.preparation.supernet import load_supernet, order_inputs
 from nas.preparation.workspace import base_of_study, projections
 from search_spaces.operations import UNARY
-from supernet.order.prediction import predicted_losses
+from supernet.order.prediction import predicted_losses, predicted_losses_of_heads
+
+# Stands beside the operations for the predicted losses of heads.
+HEADS = "heads"
 
 
 def predictions_entry(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Entry:
     """The predicted losses of the supernet in this folder."""
     config = context.config
-    limit, operations = widest(config), sorted(UNARY)
+    limit, operations, heads = widest(config), sorted(UNARY), config.space.varies_heads
 
     def make(path: Path, state: Path) -> None:
         context.on_progress("supernet: predicted losses", None)
@@ -27,9 +32,11 @@ def predictions_entry(context: PreparationContext, folders: TaskFolders, superne
         phase = training_phase(config, "warmup", folders)
         inputs = order_inputs(context, folders, model, phase, projections(supernet))
         losses = predicted_losses(model, inputs.batches, inputs.sampled_loss, operations, limit)
+        if heads:
+            losses[HEADS] = predicted_losses_of_heads(model, inputs.batches, inputs.sampled_loss)
         save_file({f"{op}/{i}": loss for op, layers in losses.items() for i, loss in enumerate(layers)}, path)
 
-    key = fingerprint(FORMAT, supernet.name, context.teacher_key, limit, operations, config.seed)
+    key = fingerprint(FORMAT, supernet.name, context.teacher_key, limit, operations, config.seed, heads)
     sentences = config.warmup.importance_batches * config.warmup.batch_size
     return Entry(
         "predicted losses",

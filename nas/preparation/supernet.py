@@ -1,5 +1,5 @@
 """Prepares the supernet: builds it from the teacher or with random weights and warms it up by distillation, or cuts it
-from a warmed-up one on another base; and sorts its inner channels.
+from a warmed-up one on another base; and sorts its inner channels and, if candidates may have fewer, its heads.
 """
 
 import random
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
+from distill.encoders.heads import heads_of
 from distill.objectives.outputs import Batch, run
 from distill.tasks.encoding import Encoded, single_rows
 from distill.tasks.task import Task
@@ -35,7 +36,7 @@ from nas.preparation.phases import (
     training_phase,
 )
 from nas.preparation.text import corpora_of, text_folder
-from nas.preparation.workspace import IMPORTANCE, PROJECTIONS, load_teacher, objectives, student_base
+from nas.preparation.workspace import HEADS_IN_FILE, IMPORTANCE, PROJECTIONS, load_teacher, objectives, student_base
 from nas.preparation.workspace import projections as learned_projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -44,9 +45,9 @@ from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import added_operations, build, from_teacher, layer_output_statistics, set_dropout
 from supernet.cut import cut, cut_projections
-from supernet.order.importance import sort_channels, summed_loss
+from supernet.order.importance import sort_channels, sort_heads, summed_loss
 from supernet.order.moments import sampled_loss
-from supernet.order.orders import ORDERS, OrderInputs, by_importance
+from supernet.order.orders import ORDERS, OrderInputs, by_importance, heads_by_importance
 from supernet.warmup import warm_up
 
 # The statistics of layer outputs, by which the upper blocks of a stack are initialized, are over this many batches.
@@ -134,7 +135,7 @@ def _warmup_key(context: PreparationContext) -> list[Any]:
     return [
         base_key,
         config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed", "mixed_precision"}),
-        [config.space.mismatch, max(config.space.stacks), config.supernet.order],
+        [config.space.mismatch, max(config.space.stacks), config.supernet.order, config.space.varies_heads],
         [config.space.mutation_rate, config.space.max_height, added_operations()] if drawn else None,
         text,
     ]
@@ -193,16 +194,30 @@ def _make_supernet(
         supernet, projections = _cut(config, folders, source, base, phase)
     context.on_progress("supernet: order of its channels", None)
     inputs = order_inputs(context, folders, supernet, phase, projections)
-    importance = by_importance(inputs)
-    scores = importance if config.supernet.order == "importance" else ORDERS[config.supernet.order](inputs)
-    supernet.load_state_dict(sort_channels(supernet.state_dict(), scores, supernet.config))
+    importance, order = by_importance(inputs), ORDERS[config.supernet.order]
+    scores = importance if config.supernet.order == "importance" else order.channels(inputs)
+    weights = sort_channels(supernet.state_dict(), scores, supernet.config)
+    kept: dict[str, Tensor] = {}
+    if config.space.varies_heads:
+        context.on_progress("supernet: order of its heads", None)
+        head_scores = order.heads(inputs)
+        weights = sort_heads(weights, head_scores, supernet.config)
+        supernet.config.kept_heads = [
+            [heads[place] for place in of_layer.argsort(descending=True, stable=True).tolist()]
+            for heads, of_layer in zip(heads_of(supernet.config), head_scores, strict=True)
+        ]
+        kept = {
+            f"{HEADS_IN_FILE}{layer}": of_layer.sort(descending=True).values
+            for layer, of_layer in enumerate(heads_by_importance(inputs))
+        }
+    supernet.load_state_dict(weights)
     save_pretrained(folder, supernet, context.tokenizer)
     if projections:
         save_file(projections, folder / PROJECTIONS)
     of_lowest_blocks = {
         f"{layer}": block_scores[0].sort(descending=True).values for layer, block_scores in enumerate(importance)
     }
-    save_file(of_lowest_blocks, folder / IMPORTANCE)
+    save_file(of_lowest_blocks | kept, folder / IMPORTANCE)
 
 
 def _cut(

@@ -25,6 +25,8 @@ from supernet.build import base_of_teacher
 # Files in the supernet's folder that no exported model has: the projections of the objective that were learned in the
 # warm-up, and the importance of the inner neurons.
 PROJECTIONS, IMPORTANCE = "projections.safetensors", "importance.safetensors"
+# What stands before the number of a layer in the names of the values that are for its heads.
+HEADS_IN_FILE = "heads/"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,12 @@ class Workspace:
     def importance(self) -> list[Tensor]:
         """The importance of the inner neurons of each layer's lowest block, in descending order."""
         stored = load_file(self.supernet / IMPORTANCE)
-        return [stored[f"{layer}"] for layer in range(len(stored))]
+        return [stored[f"{layer}"] for layer in range(sum("/" not in name for name in stored))]
+
+    def head_importance(self) -> list[Tensor]:
+        """The importance of each layer's heads, in descending order; empty if candidates have all heads."""
+        stored = load_file(self.supernet / IMPORTANCE)
+        return [stored[f"{HEADS_IN_FILE}{layer}"] for layer in range(sum("/" in name for name in stored))]
 
     def frequencies(self) -> Tensor:
         """How often each token id occurs in the training rows of the task that stages 1 and 2 search on."""

@@ -17,7 +17,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.genes import outside_ffns
 from search_spaces.graph import FFNGraph
-from search_spaces.layer import DENSE, FFN
+from search_spaces.layer import DENSE, FFN, Layer
 from search_spaces.operations import BINARY, LINEAR
 
 # In pixels: the space for a layer's number and sizes, a column and a lane of nodes, and a node.
@@ -35,10 +35,11 @@ def svg(architecture: Architecture) -> str:
     if whole := outside_ffns(architecture):
         parts.append(_text(8, top + 7, whole, 'font-size="11"'))
         top, width = top + 14 + MARGIN, LEFT + 2 * COLUMN
-    for number, ffn in enumerate(architecture.ffns, start=1):
+    for number, layer in enumerate(architecture.layers, start=1):
+        ffn = layer.ffn
         places, height = layout(ffn.graph) if ffn.stack else ({}, 2 * HEIGHT)
         middle = top + height // 2
-        parts += _label(number, ffn, architecture.base, middle)
+        parts += _label(number, layer, architecture.base, middle)
         if ffn.stack:
             parts += _edges(ffn.graph, places, middle)
             parts += _nodes(ffn, architecture.base, places, middle)
@@ -92,11 +93,14 @@ def _text(x: int, y: int, text: str, more: str = "") -> str:
     return f'<text x="{x}" y="{y + 4}" fill="#222" stroke="none" {more}>{escape(text)}</text>'
 
 
-def _label(number: int, ffn: FFN, base: Base, middle: int) -> Iterator[str]:
-    sizes = "no FFN"
+def _label(number: int, layer: Layer, base: Base, middle: int) -> Iterator[str]:
+    ffn, heads = layer.ffn, layer.attention.heads
+    sizes = "left out" if layer.left_out else "no FFN"
     if ffn.stack:
         blocks = f"{ffn.stack} blocks × " if ffn.stack > 1 else ""
         sizes = f"{blocks}{ffn.inner(base):,} wide"
+    if heads < base.heads and not layer.left_out:
+        sizes = f"{heads} of {base.heads} heads, {sizes}"
     lines = [sizes, *([f"experts: {ffn.experts}"] if ffn.stack and ffn.experts != DENSE else [])]
     first = middle - 7 * len(lines)
     yield _text(8, first, f"layer {number}", 'font-weight="bold"')

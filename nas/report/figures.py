@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nas.planning.finalists import ALLOCATED, BASE_MODEL, GLOBAL, UNIFORM, WINNER, WINNER_WITH_BASE_GRAPHS, shown
+from nas.planning.finalists import (
+    ALLOCATED,
+    BASE_MODEL,
+    FEWER_LAYERS,
+    GLOBAL,
+    UNIFORM,
+    WINNER,
+    WINNER_WITH_BASE_GRAPHS,
+    shown,
+)
 from nas.report import surface
 from nas.report.study import FAILED, PRUNED, Candidate, Stage
 
@@ -27,6 +36,7 @@ BASELINE_MARKS: dict[str, tuple[str, str]] = {
     BASE_MODEL: ("P", BLACK),
     UNIFORM: ("s", ORANGE),
     GLOBAL: ("D", SKY),
+    FEWER_LAYERS: ("p", VERMILLION),
     ALLOCATED[0]: ("v", GREEN),
     ALLOCATED[1]: ("<", GREEN),
     ALLOCATED[2]: (">", GREEN),

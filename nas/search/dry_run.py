@@ -20,7 +20,7 @@ from foundation.files import cache_folder
 from nas.config.schema import StudyConfig
 from nas.planning import keep
 from nas.planning.budget import NO_LIMIT, latencies_file, limits_of, macs_limits, uniform_slice
-from nas.planning.finalists import ALLOCATED, GLOBAL
+from nas.planning.finalists import ALLOCATED, FEWER_LAYERS, GLOBAL
 from nas.planning.stages import Enqueued, first_baselines, plan, space_of, start_of
 from nas.preparation.context import preparation_context
 from nas.preparation.data import task_type_of
@@ -187,6 +187,8 @@ def show_baselines(
     console.print(table)
     if not has(workspace):
         others = [] if space.start is not None else [GLOBAL]
+        layers_vary = 0 in space.genes["heads"] and 0 in space.genes["stack"]
+        others += [FEWER_LAYERS] if others and layers_vary and config.supernet.inheritance == "compensated" else []
         others += ALLOCATED if config.supernet.inheritance == "compensated" else []
         if others:
             console.print(f"  {', '.join(others)}: after the supernet has been made")

@@ -20,7 +20,7 @@ EPILOG = """examples:
   {command} --stage all                            all three stages of the demo
   {command} --stage all --trials 20 --study small  a quick look
   {command} --stage 1 --max-latency 0.25x          a student four times as fast as its teacher
-  {command} --stage 1 --keep 99%                   the smallest that keeps 99 % of the teacher's score
+  {command} --stage 1 --keep 99%                   the fastest that keeps 99 % of the teacher's score
   {command} --stage 1 --goals score,macs           the front of score and cost; then nas.pick
   {command} --stage all --preset minilm --tasks rte --data glue    official files in the folder glue
   {command} --stage all --resume                   continue after Ctrl-C or a crash
@@ -76,8 +76,8 @@ def _add_search(result: Parser) -> None:
         "--stage",
         choices=STAGES,
         required=True,
-        help="1: operations and sizes (stacks, expansions, experts) together; 2: operations; 3: sizes, on all tasks; "
-        "all: one after the other",
+        help="1: operations and sizes (heads, stacks, widths, experts) together; 2: operations; 3: sizes, on all "
+        "tasks; all: one after the other",
     )
     group.add_argument(
         "--preset",
@@ -133,7 +133,8 @@ def _add_budget(result: Parser) -> None:
     group.add_argument(
         "--max-latency",
         metavar="12ms|0.25x",
-        help="limit on its latency, in milliseconds or relative to the teacher's latency",
+        help="limit on its latency, in milliseconds or relative to the teacher's latency (default: the preset's, "
+        "unless --max-params, --max-macs or --keep is given)",
     )
     group.add_argument(
         "--runtime",
@@ -148,8 +149,8 @@ def _add_budget(result: Parser) -> None:
     group.add_argument(
         "--keep",
         metavar="99%",
-        help="instead of a limit: find the smallest student (with --goals score,latency: the fastest) whose score is "
-        "at least this percentage of the teacher's",
+        help="instead of a limit: find the fastest student (with --goals score,params: the smallest) whose score is at "
+        "least this percentage of the teacher's",
     )
 
 
@@ -271,7 +272,12 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
         result[f"stage{stage}.sampler"] = Given("--sampler", sampler)
     for stage in STAGES[options.stage]:
         result[f"stage{stage}.trials"] = Given("--trials", options.trials)
-    return {place: given for place, given in result.items() if given.value is not None}
+    result = {place: given for place, given in result.items() if given.value is not None}
+    replacing = [f"--{name}" for name in ("max-params", "max-macs", "keep") if vars(options)[name.replace("-", "_")]]
+    if replacing and options.max_latency is None and not (options.preset or "").endswith(".toml"):
+        # The latency of a preset is a proposal; a user's own file means all its bounds.
+        result["space.max_latency"] = Given(replacing[0], None)
+    return result
 
 
 def cost_to_minimize(goals: str | None) -> str | None:

@@ -333,12 +333,15 @@ class Search:
             )
             limit = next(each for each in bounded if each.name == name)
         whole = base_model(self.given, space.base, space.graph)
-        without_ffns = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
         smallest = limit.fixed + sum(
             min(limit.cost(space.base, part) for part in options)
             for options in space.rows([space.graph] * space.base.depth)[0]
         )
-        return keep.ladder(without_ffns, limit.total(whole), smallest)
+        # The cost of what no candidate lacks: everything but the FFNs or, if the number of heads varies, the layers.
+        fixed = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
+        if self.given.space.varies_heads:
+            fixed = limit.fixed + limit.cost(space.base, whole.head)
+        return keep.ladder(fixed, limit.total(whole), smallest)
 
     def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:
         """Record the teacher's score on the rows on which this stage scores its candidates, unless it scores them

@@ -127,15 +127,23 @@ def constraints(architecture: Architecture, space: Space) -> list[float]:
 
 
 def formulas(architecture: Architecture) -> list[str]:
-    """Each layer in short form: stack × inner width, experts if there are any, and graph; or that there is no FFN."""
+    """Each layer in short form: its number of heads if that is not everywhere the base's, stack × inner width, experts
+    if there are any, and graph; or that there is no FFN, or that the layer is left out.
+    """
+    base = architecture.base
+    pruned = any(layer.attention.heads < base.heads for layer in architecture.layers)
     parts = []
-    for ffn in architecture.ffns:
-        if not ffn.stack:
-            parts.append(ffn.formula)
-            continue
-        size = f"{ffn.stack}×{ffn.inner(architecture.base)}"
-        size += f" ({ffn.experts})" if ffn.experts != DENSE else ""
-        parts.append(f"{size} {ffn.graph}")
+    for layer in architecture.layers:
+        ffn, heads = layer.ffn, layer.attention.heads
+        size = f"{heads} head{'s' if heads != 1 else ''}, " if pruned else ""
+        if layer.left_out:
+            parts.append("left out")
+        elif not ffn.stack:
+            parts.append(size + ffn.formula)
+        else:
+            size += f"{ffn.stack}×{ffn.inner(base)}"
+            size += f" ({ffn.experts})" if ffn.experts != DENSE else ""
+            parts.append(f"{size} {ffn.graph}")
     return parts
 
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.encoders.parts import encoder_layers, model_inputs
+from distill.encoders.family import family_of
+from distill.encoders.parts import encoder_layers, model_inputs, part
 from distill.objectives.outputs import Batch
 from supernet.compensation.ridge import CompensationError
 from supernet.module_inputs import module_inputs
@@ -28,17 +29,24 @@ class Calibration:
         sums: `[layer][block]` -> the sums h + f(h) before LayerNorm, (N, D) float32, for the tokens of all batches in
             order, without padding.
         norms: `[layer]` -> weight and bias (2, D) of the LayerNorm of the highest block.
+        attention_sums: `[layer]` -> the sums h + attention(h) before LayerNorm, (N, D), likewise; empty if candidates
+            keep their attentions.
+        attention_norms: `[layer]` -> weight and bias (2, D) of that LayerNorm; empty likewise.
     """
 
     batches: tuple[Batch, ...]
     sums: tuple[tuple[Tensor, ...], ...]
     norms: tuple[Tensor, ...]
+    attention_sums: tuple[Tensor, ...] = ()
+    attention_norms: tuple[Tensor, ...] = ()
 
     def output(self, layer: int, epsilon: float) -> Tensor:
         """The output (N, D) of a layer of the supernet, whose LayerNorms have this epsilon."""
-        sum_ND = self.sums[layer][-1]
-        weight_D, bias_D = self.norms[layer]
-        return torch.nn.functional.layer_norm(sum_ND, weight_D.shape, weight_D, bias_D, epsilon)
+        return _normalized(self.sums[layer][-1], self.norms[layer], epsilon)
+
+    def attention_output(self, layer: int, epsilon: float) -> Tensor:
+        """The output (N, D) of a layer's attention, its LayerNorm included."""
+        return _normalized(self.attention_sums[layer], self.attention_norms[layer], epsilon)
 
     @property
     def held_N(self) -> Tensor:
@@ -57,7 +65,8 @@ class Calibration:
             f"batches.{i}.{name}": tensor for i, batch in enumerate(self.batches) for name, tensor in batch.items()
         }
         tensors |= {f"sums.{i}.{j}": sum_ND for i, layer in enumerate(self.sums) for j, sum_ND in enumerate(layer)}
-        tensors |= {f"norms.{i}": norm_2D for i, norm_2D in enumerate(self.norms)}
+        for name in _OF_LAYERS:
+            tensors |= {f"{name}.{i}": tensor for i, tensor in enumerate(getattr(self, name))}
         save_file(tensors, path)
 
     @classmethod
@@ -65,7 +74,7 @@ class Calibration:
         """Read what `save` wrote."""
         batches: dict[int, Batch] = {}
         sums: dict[int, dict[int, Tensor]] = {}
-        norms: dict[int, Tensor] = {}
+        of_layers: dict[str, dict[int, Tensor]] = {name: {} for name in _OF_LAYERS}
         for key, tensor in load_file(path).items():
             kind, number, *name = key.split(".")
             if kind == "batches":
@@ -73,16 +82,30 @@ class Calibration:
             elif kind == "sums":
                 sums.setdefault(int(number), {})[int(name[0])] = tensor
             else:
-                norms[int(number)] = tensor
+                of_layers[kind][int(number)] = tensor
         return cls(
             tuple(batches[number] for number in sorted(batches)),
             tuple(tuple(layer[block] for block in sorted(layer)) for _, layer in sorted(sums.items())),
-            tuple(norms[number] for number in sorted(norms)),
+            **{name: tuple(tensors[number] for number in sorted(tensors)) for name, tensors in of_layers.items()},
         )
 
 
-def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: Accelerator) -> Calibration:
+# The fields of a calibration that are tuples of one tensor for each layer.
+_OF_LAYERS = ("norms", "attention_sums", "attention_norms")
+
+
+def _normalized(sum_ND: Tensor, norm_2D: Tensor, epsilon: float) -> Tensor:
+    weight_D, bias_D = norm_2D
+    return torch.nn.functional.layer_norm(sum_ND, weight_D.shape, weight_D, bias_D, epsilon)
+
+
+def calibrate(
+    supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: Accelerator, attentions: bool = False
+) -> Calibration:
     """Run a dense supernet on batches of training rows, in eval mode, and keep what its layers compute.
+
+    Args:
+        attentions: whether candidates may have fewer heads, so that the maps of their attentions are solved for.
 
     Raises:
         CompensationError: a sum is not finite.
@@ -90,15 +113,17 @@ def calibrate(supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: 
     layers = [list(layer.ffn) for layer in encoder_layers(supernet)]
     supernet.to(accelerator.device)
     norms = [block.LayerNorm for blocks in layers for block in blocks]
-    found = iter(module_inputs(supernet, norms, batches, accelerator.autocast))
-    sums = tuple(tuple(next(found) for _ in blocks) for blocks in layers)
+    attention_norm = family_of(supernet).attention_norm
+    of_attentions = [part(layer, attention_norm) for layer in encoder_layers(supernet)] if attentions else []
+    inputs = iter(module_inputs(supernet, [*norms, *of_attentions], batches, accelerator.autocast))
+    sums = tuple(tuple(next(inputs) for _ in blocks) for blocks in layers)
+    attention_sums = tuple(inputs)
     for i, layer in enumerate(sums):
         if not all(bool(torch.isfinite(sum_ND).all()) for sum_ND in layer):
             raise CompensationError(f"layers[{i}] of the supernet is not finite: lower its learning rate")
     kept = tuple({name: tensor.cpu() for name, tensor in model_inputs(supernet, batch).items()} for batch in batches)
-    top_norms = (blocks[-1].LayerNorm for blocks in layers)
-    return Calibration(
-        kept,
-        sums,
-        tuple(torch.stack((norm.weight, norm.bias)).detach().float().cpu() for norm in top_norms),
+    top_norms, attention_norms = (
+        tuple(torch.stack((norm.weight, norm.bias)).detach().float().cpu() for norm in some)
+        for some in ([blocks[-1].LayerNorm for blocks in layers], of_attentions)
     )
+    return Calibration(kept, sums, top_norms, attention_sums, attention_norms)

@@ -1,16 +1,21 @@
-"""Solves for `project` again in every block of a candidate, layer after layer.
+"""Solves for `project` again in every block of a candidate, layer after layer; where candidates may have fewer heads,
+also for the output map of every attention, before the blocks of its layer.
 
-Every block is solved for on the inputs that the candidate itself computes, with the blocks below already solved for, so
-that it also corrects what those could not. The target is the sum h + f(h) that the supernet's block computes.
+Every map is solved for on the inputs that the candidate itself computes, with the maps below already solved for, so
+that it also corrects what those could not. The target is the sum h + f(h), before LayerNorm, that the supernet's block
+or attention computes.
 
-In a layer without an FFN, the weight and the bias of the attention's LayerNorm are solved for instead, which costs
-nothing. The target is the output of the supernet's layer.
+What is missing is replaced by weights that cost nothing: in a layer without an FFN, the weight and the bias of the
+attention's LayerNorm are solved for, with the output of the supernet's layer as the target; in an attention without
+heads, its bias and then its LayerNorm, with the output of the supernet's attention; and where a layer is left out, the
+LayerNorm below it, with the output of the supernet's layer.
 
 Dimensions are those of `distill.encoders.student.dispatch`: N tokens without padding, S slots of experts; E channels of
 the input of `project`; D channels of its output. A block without experts has one slot per token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +26,7 @@ from transformers import PreTrainedModel
 
 from distill.encoders.family import family_of
 from distill.encoders.parts import embedded, encoder_layers, evaluating, part
+from distill.encoders.student.configuration import attention_experts, is_left_out
 from distill.encoders.student.dispatch import Dispatch, Tokens, take
 from distill.encoders.student.ffn import FFNBlock
 from supernet.compensation.calibration import Calibration
@@ -40,8 +46,8 @@ PASSES = 2
 
 @torch.no_grad()
 def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Accelerator) -> None:
-    """Solve for the weight and the bias of `project` in every block of a candidate, and for those of the attention's
-    LayerNorm in layers without blocks, in place.
+    """Solve for the weight and the bias of `project` in every block of a candidate, of the output map of its attentions
+    if the calibration has theirs, and of the LayerNorms where parts are missing, in place.
 
     Args:
         model: a candidate with inherited weights, in which every block is a slice of the supernet's.
@@ -64,21 +70,37 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
     with accelerator.autocast():
         hidden = [embedded(model, batch) for batch in batches]
     valid = [batch["attention_mask"].bool() for batch in batches]
-    sizes = [int(chosen.sum()) for chosen in valid]
     masks = [_additive_mask(chosen, states.dtype) for chosen, states in zip(valid, hidden, strict=True)]
     tokens = [Tokens(batch["input_ids"], batch["attention_mask"]) for batch in batches]
+    epsilon = getattr(model.config, family.epsilon)
+    norm = model.base_model.get_submodule(family.embeddings_norm)
     for i, layer in enumerate(encoder_layers(model)):
-        with accelerator.autocast():
-            hidden = [
-                layer.attend(states, mask, of_batch)
-                for states, mask, of_batch in zip(hidden, masks, tokens, strict=True)
-            ]
+        left_out = is_left_out(model.config, i)
+        solves_attention = bool(calibration.attention_sums) and attention_experts(model.config, i) == 1
+        if not left_out:
+            norm = part(layer, family.attention_norm)
+            output = part(layer, family.output)
+            with accelerator.autocast(), _kept_inputs(output) as contexts:
+                attended = [
+                    layer.attend(states, mask, of_batch)
+                    for states, mask, of_batch in zip(hidden, masks, tokens, strict=True)
+                ]
+            if solves_attention:
+                x_ND, context_NE = _of_tokens(hidden, valid), _of_tokens(contexts, valid)
+                target_ND = calibration.attention_sums[i].to(x_ND.device)
+                try:
+                    sum_ND = _solve_attention(output, context_NE, x_ND, target_ND, held_N.to(x_ND.device))
+                    attended = _with_tokens(attended, valid, norm(sum_ND))
+                    if not context_NE.shape[1]:
+                        attended = _solve_norm(norm, attended, valid, calibration.attention_output(i, epsilon), held_N)
+                except CompensationError as error:
+                    raise CompensationError(f"layers[{i}], attention: {error}") from None
+            hidden = attended
         if not len(layer.ffn):
-            target_ND = calibration.output(i, getattr(model.config, family.epsilon))
             try:
-                hidden = _solve_norm(part(layer, family.attention_norm), hidden, valid, target_ND, held_N)
+                hidden = _solve_norm(norm, hidden, valid, calibration.output(i, epsilon), held_N)
             except CompensationError as error:
-                raise CompensationError(f"layers[{i}], no FFN: {error}") from None
+                raise CompensationError(f"layers[{i}], {'left out' if left_out else 'no FFN'}: {error}") from None
         for j, block in enumerate(layer.ffn):
             router = layer.router if block.router is None else block.router
             with accelerator.autocast():
@@ -86,14 +108,61 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
                     slots = _token_slots(block, hidden, valid)
                 else:
                     slots = _expert_slots(block, hidden, valid, router, tokens)
-            x_ND = torch.cat([states[chosen] for states, chosen in zip(hidden, valid, strict=True)]).float()
+            x_ND = _of_tokens(hidden, valid)
             target_ND = calibration.sums[i][j].to(x_ND.device)
             try:
                 sum_ND = _solve(block, slots, x_ND, target_ND, held_N.to(x_ND.device))
             except CompensationError as error:
                 raise CompensationError(f"layers[{i}], block {j}: {error}") from None
-            for states, chosen, new in zip(hidden, valid, block.LayerNorm(sum_ND).split(sizes), strict=True):
-                states[chosen] = new.to(states.dtype)
+            norm = block.LayerNorm
+            hidden = _with_tokens(hidden, valid, norm(sum_ND))
+
+
+@contextmanager
+def _kept_inputs(module: nn.Module) -> Iterator[list[Tensor]]:
+    """A context with a list of the inputs of a module, to which each of its calls adds one."""
+    inputs: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
+    try:
+        yield inputs
+    finally:
+        hook.remove()
+
+
+def _of_tokens(states: Sequence[Tensor], valid: Sequence[Tensor]) -> Tensor:
+    """The states (N, ...) of all tokens of all batches, without padding, in float32."""
+    return torch.cat([of_batch[chosen] for of_batch, chosen in zip(states, valid, strict=True)]).float()
+
+
+def _with_tokens(states: Sequence[Tensor], valid: Sequence[Tensor], new_ND: Tensor) -> list[Tensor]:
+    """The states of all batches with those of all tokens replaced, in place; the inverse of `_of_tokens`."""
+    sizes = [int(chosen.sum()) for chosen in valid]
+    for of_batch, chosen, new in zip(states, valid, new_ND.split(sizes), strict=True):
+        of_batch[chosen] = new.to(of_batch.dtype)
+    return list(states)
+
+
+def _solve_attention(output: Any, context_NE: Tensor, x_ND: Tensor, target_ND: Tensor, held_N: Tensor) -> Tensor:
+    """Solve for the output map of an attention, in place; returns the sum x + attention(x), (N, D).
+
+    Args:
+        output: its map, or its bias if it has no heads.
+        context_NE: what the map is applied to.
+    """
+    if not context_NE.shape[1]:
+        wanted_ND = target_ND - x_ND
+        if not bool(torch.isfinite(wanted_ND).all()):
+            raise CompensationError("the activations are not finite")
+        output.bias.copy_(wanted_ND[~held_N].mean(dim=0))
+        return x_ND + output.bias
+    start = Linear(output.weight.detach().clone(), output.bias.detach().clone())
+    sum_ND = x_ND + start(context_NE)
+    if bool(((target_ND - sum_ND) ** 2).mean() <= EXACT * (target_ND**2).mean()):
+        return sum_ND
+    solution = Ridge(context_NE, held_N).solve(target_ND - x_ND, start)
+    output.weight.copy_(solution.weight_DE)
+    output.bias.copy_(solution.bias_D)
+    return x_ND + solution(context_NE)
 
 
 def _solve_norm(
@@ -103,7 +172,7 @@ def _solve_norm(
 
     Attention experts share their LayerNorm, so the outputs of all of them are solved for together.
     """
-    x_ND = torch.cat([states[chosen] for states, chosen in zip(hidden, valid, strict=True)]).float()
+    x_ND = _of_tokens(hidden, valid)
     factor_D, shift_D = affine_change(x_ND, target_ND.to(x_ND.device), held_N.to(x_ND.device))
     norm.weight.mul_(factor_D)
     norm.bias.mul_(factor_D).add_(shift_D)

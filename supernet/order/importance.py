@@ -1,4 +1,4 @@
-"""Importance scores of inner channels and attention heads, and the sorting of channels by descending importance."""
+"""Importance scores of inner channels and attention heads, and the sorting of both by descending scores."""
 
 from collections.abc import Iterable, Mapping
 
@@ -75,7 +75,8 @@ def mask_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss
     places |= {(i, CHANNELS): (layer.ffn[0].project, INPUT) for i, layer in enumerate(layers)}
     for _, values in gradients(model, batches, loss, places):
         for (i, unit), (value_BTC, grad_BTC) in values.items():
-            assert grad_BTC is not None  # every layer's output depends on both
+            if grad_BTC is None:
+                continue
             change_BC = (value_BTC * grad_BTC).sum(dim=1).detach()
             if unit == HEADS:
                 change_BC = change_BC.unflatten(1, (heads[i], -1)).sum(dim=2)
@@ -108,6 +109,28 @@ def sort_channels(
             order = torch.argsort(score, descending=True, stable=True)
             result |= selected(family, weights, f"{prefix}{i}.", {CHANNELS: order}, j)
     return result
+
+
+def sort_heads(weights: Mapping[str, Tensor], scores: list[Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
+    """Sort the heads of every attention by descending scores, which does not change the model's function.
+
+    Args:
+        weights: state dict, with any prefix in the names, of a model with all heads.
+        scores: of every layer the scores of its heads (heads,).
+        config: the model's configuration.
+    """
+    family = family_of_weights(weights)
+    prefix, size = family.prefix(weights), family.size(config, "width") // family.size(config, "heads")
+    result = {name: tensor.clone() for name, tensor in weights.items()}
+    for i, score in enumerate(scores):
+        order = torch.argsort(score, descending=True, stable=True)
+        result |= selected(family, weights, f"{prefix}{i}.", {HEADS: channels_of_heads(order, size)})
+    return result
+
+
+def channels_of_heads(heads: Tensor, size: int) -> Tensor:
+    """The channels, `size` for each head, of the heads with these indices, in their order."""
+    return (heads[:, None] * size + torch.arange(size)).flatten()
 
 
 def allocate_by_importance(importance: list[Tensor], total: int, least: int = 1) -> list[int]:

@@ -1,16 +1,18 @@
-"""Second moments of a model's blocks on training rows, by which channels are ordered and losses are predicted.
+"""Second moments of a model's linear maps on training rows, by which channels and heads are ordered and losses are
+predicted.
 
-Dimensions: N tokens without padding; E channels of the input of `project`; D channels of its output.
+Dimensions: N tokens without padding; E channels of the input of a map; D channels of its output.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.encoders.parts import encoder_layers
+from distill.encoders.family import family_of
+from distill.encoders.parts import encoder_layers, part
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import get_task_type
 from foundation.errors import UserError
@@ -18,15 +20,15 @@ from supernet.order.gradients import INPUT, OUTPUT, Loss, gradients
 
 
 @dataclass(frozen=True)
-class BlockMoments:
-    """The moments of one block, in float64.
+class Moments:
+    """The moments of one linear map, in float64.
 
     Attributes:
         tokens: N.
-        mean_E: the mean input of `project`.
-        covariance_EE: the covariance of the inputs of `project`.
-        metric_DD: the mean of g g' over the tokens, where g is the gradient of the loss with respect to the output of
-            `project`. With `sampled_loss` this is the Fisher information of that output, and (v' metric v) / 2 is the
+        mean_E: the mean input.
+        covariance_EE: the covariance of the inputs.
+        metric_DD: the mean of g g' over the tokens, where g is the gradient of the loss with respect to the output.
+            With `sampled_loss` this is the Fisher information of that output, and (v' metric v) / 2 is the
             loss, in nats of a sentence's prediction per token, that a small change v of the output causes, if changes
             are independent of gradients, and tokens of each other (as in K-FAC, Martens and Grosse, 2015).
     """
@@ -41,39 +43,47 @@ class MomentsError(UserError, ValueError):
     """The activations of a model have no finite moments, or its predictions do not depend on them."""
 
 
-def block_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[list[BlockMoments]]:
-    """The moments of every block.
+def block_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[list[Moments]]:
+    """The moments of the map `project` of every block: `[layer][block]`.
 
     Args:
         model: a model whose layers consist of dense `FFNBlock`s.
         batches: batches of tensors (B, ...) of training data.
         loss: such as `sampled_loss(seed)`.
 
-    Returns:
-        `[layer][block]` -> moments.
-
     Raises:
-        MomentsError: an activation or a gradient is not finite, all gradients of a block are 0, or there are no
-            batches.
+        MomentsError: an activation or a gradient is not finite, all gradients of a map are 0, or there are no batches.
     """
-    projects = [[block.project for block in layer.ffn] for layer in encoder_layers(model)]
-    places = {
-        (i, j, end): (project, end)
-        for i, layer in enumerate(projects)
-        for j, project in enumerate(layer)
-        for end in (INPUT, OUTPUT)
-    }
-    sums = [[_Sums(project.in_features, project.out_features) for project in layer] for layer in projects]
+    layers = [layer.ffn for layer in encoder_layers(model)]
+    places = {f"layer {i}, block {j}": block.project for i, ffn in enumerate(layers) for j, block in enumerate(ffn)}
+    moments = iter(_moments(model, batches, loss, places))
+    return [[next(moments) for _ in ffn] for ffn in layers]
+
+
+def attention_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[Moments]:
+    """The moments of the output map of every attention, as `block_moments`."""
+    output = family_of(model).output
+    places = {f"layer {i}, attention": part(layer, output) for i, layer in enumerate(encoder_layers(model))}
+    return list(_moments(model, batches, loss, places))
+
+
+def _moments(
+    model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, maps: Mapping[str, nn.Linear]
+) -> Iterator[Moments]:
+    """The moments of linear maps, in the order of these.
+
+    Args:
+        maps: the map at each place, which error messages name.
+    """
+    places = {(place, end): (linear, end) for place, linear in maps.items() for end in (INPUT, OUTPUT)}
+    sums = {place: _Sums(linear.in_features, linear.out_features) for place, linear in maps.items()}
     for batch, values in gradients(model, batches, loss, places):
         valid_BT = batch["attention_mask"].bool()
-        for i, layer in enumerate(sums):
-            for j, of_block in enumerate(layer):
-                input_BTE, _ = values[i, j, INPUT]
-                _, grad_BTD = values[i, j, OUTPUT]
-                of_block.add(input_BTE.detach()[valid_BT], None if grad_BTD is None else grad_BTD[valid_BT])
-    return [
-        [of_block.moments(f"layer {i}, block {j}") for j, of_block in enumerate(layer)] for i, layer in enumerate(sums)
-    ]
+        for place, of_map in sums.items():
+            input_BTE, _ = values[place, INPUT]
+            _, grad_BTD = values[place, OUTPUT]
+            of_map.add(input_BTE.detach()[valid_BT], None if grad_BTD is None else grad_BTD[valid_BT])
+    return (of_map.moments(place) for place, of_map in sums.items())
 
 
 class _Sums:
@@ -97,7 +107,7 @@ class _Sums:
         if gradient_ND is not None:
             self.metric_DD += (gradient_ND.t() @ gradient_ND).double().cpu()
 
-    def moments(self, place: str) -> BlockMoments:
+    def moments(self, place: str) -> Moments:
         if not self.tokens:
             raise MomentsError("no tokens to measure the channels on")
         assert self.shift_E is not None
@@ -112,7 +122,7 @@ class _Sums:
                 f"{place}: the predictions do not depend on its output, so nothing says which channels matter; train "
                 "the supernet longer, or sort its channels by another order, such as magnitude"
             )
-        return BlockMoments(self.tokens, mean_E, covariance_EE, metric_DD)
+        return Moments(self.tokens, mean_E, covariance_EE, metric_DD)
 
 
 def sampled_loss(seed: int) -> Loss:

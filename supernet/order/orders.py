@@ -1,4 +1,4 @@
-"""The orders of inner channels, by their names in a configuration."""
+"""The orders of inner channels and of attention heads, by their names in a configuration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.encoders.parts import encoder_layers
+from distill.encoders.family import family_of
+from distill.encoders.parts import encoder_layers, part
 from distill.objectives.outputs import Batch
 from supernet.order.gradients import Loss
-from supernet.order.importance import neuron_importance
-from supernet.order.moments import block_moments
-from supernet.order.reconstruction import forward_selection
+from supernet.order.importance import mask_importance, neuron_importance
+from supernet.order.moments import attention_moments, block_moments
+from supernet.order.reconstruction import forward_selection, forward_selection_of_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +35,34 @@ class OrderInputs:
     sampled_loss: Loss
     seed: int
 
+    @property
+    def heads(self) -> int:
+        """The number of heads of every attention."""
+        return family_of(self.model).size(self.model.config, "heads")
+
 
 # `[layer][block]` -> (inner,); the channels of a block are kept in descending order of their scores.
 Scores = list[list[Tensor]]
+# `[layer]` -> (heads,); likewise.
+HeadScores = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Order:
+    """How channels and heads are ordered: functions that give them scores."""
+
+    channels: Callable[[OrderInputs], Scores]
+    heads: Callable[[OrderInputs], HeadScores]
 
 
 def by_importance(inputs: OrderInputs) -> Scores:
     """MoEBERT's importance (equation 4)."""
     return neuron_importance(inputs.model, inputs.batches, inputs.loss)
+
+
+def heads_by_importance(inputs: OrderInputs) -> HeadScores:
+    """By how much the loss changes without a head, to first order (Michel et al., 2019)."""
+    return mask_importance(inputs.model, inputs.batches, inputs.loss)[0]
 
 
 def by_reconstruction(inputs: OrderInputs) -> Scores:
@@ -53,11 +74,33 @@ def by_reconstruction(inputs: OrderInputs) -> Scores:
     )
 
 
+def heads_by_reconstruction(inputs: OrderInputs) -> HeadScores:
+    """Forward selection of the heads that reconstruct the attention's output."""
+    moments = attention_moments(inputs.model, inputs.batches, inputs.sampled_loss)
+    output = family_of(inputs.model).output
+    weights = (part(layer, output).weight.detach().cpu() for layer in encoder_layers(inputs.model))
+    return [
+        _descending(forward_selection_of_heads(of_layer, weight_DE, inputs.heads))
+        for of_layer, weight_DE in zip(moments, weights, strict=True)
+    ]
+
+
 def by_magnitude(inputs: OrderInputs) -> Scores:
     """The norm of a channel's weights in `expand` times that of its weights in `project`."""
     return _block_by_block(
         inputs, lambda block: (block.expand.weight.norm(dim=1) * block.project.weight.norm(dim=0)).detach().cpu()
     )
+
+
+def heads_by_magnitude(inputs: OrderInputs) -> HeadScores:
+    """The norm of a head's weights in the value map times that of its weights in the output map."""
+    family = family_of(inputs.model)
+    scores = []
+    for layer in encoder_layers(inputs.model):
+        value_HSD = part(layer, family.value).weight.detach().unflatten(0, (inputs.heads, -1))
+        output_DHS = part(layer, family.output).weight.detach().unflatten(1, (inputs.heads, -1))
+        scores.append((value_HSD.norm(dim=(1, 2)) * output_DHS.norm(dim=(0, 2))).cpu())
+    return scores
 
 
 def at_random(inputs: OrderInputs) -> Scores:
@@ -66,9 +109,20 @@ def at_random(inputs: OrderInputs) -> Scores:
     return _block_by_block(inputs, lambda block: torch.rand(block.expand.out_features, generator=generator))
 
 
+def heads_at_random(inputs: OrderInputs) -> HeadScores:
+    """A random order, for comparison."""
+    generator = torch.Generator().manual_seed(inputs.seed + 1)
+    return [torch.rand(inputs.heads, generator=generator) for _ in encoder_layers(inputs.model)]
+
+
 def unsorted(inputs: OrderInputs) -> Scores:
     """The order in which the warm-up has left them, as EfficientBERT slices them."""
     return _block_by_block(inputs, lambda block: _descending(torch.arange(block.expand.out_features)))
+
+
+def heads_unsorted(inputs: OrderInputs) -> HeadScores:
+    """The order in which the warm-up has left them."""
+    return [_descending(torch.arange(inputs.heads)) for _ in encoder_layers(inputs.model)]
 
 
 def _block_by_block(inputs: OrderInputs, score: Callable[[Any], Tensor]) -> Scores:
@@ -77,16 +131,16 @@ def _block_by_block(inputs: OrderInputs, score: Callable[[Any], Tensor]) -> Scor
 
 
 def _descending(order_E: Tensor) -> Tensor:
-    """Scores that put the channels into this order."""
+    """Scores that put the channels or heads into this order."""
     scores_E = torch.empty(len(order_E))
     scores_E[order_E] = torch.arange(len(order_E), 0, -1).float()
     return scores_E
 
 
-ORDERS: dict[str, Callable[[OrderInputs], Scores]] = {
-    "importance": by_importance,
-    "reconstruction": by_reconstruction,
-    "magnitude": by_magnitude,
-    "random": at_random,
-    "unsorted": unsorted,
+ORDERS: dict[str, Order] = {
+    "importance": Order(by_importance, heads_by_importance),
+    "reconstruction": Order(by_reconstruction, heads_by_reconstruction),
+    "magnitude": Order(by_magnitude, heads_by_magnitude),
+    "random": Order(at_random, heads_at_random),
+    "unsorted": Order(unsorted, heads_unsorted),
 }

@@ -5,6 +5,8 @@ and with W and b solved for again, it computes the linear regression of y on the
 in the metric of the Fisher information of y is twice the rise in loss, to second order (`supernet.order.moments`).
 Without any FFN, the LayerNorm before it can still replace y by an affine function of every channel of x on its own.
 
+Attention heads are predicted alike: y is then the output of the attention, and h are the outputs of the heads.
+
 Dimensions are those of `supernet.order.moments`: N tokens without padding, E channels, D channels of the output.
 """
 
@@ -15,11 +17,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.encoders.parts import encoder_layers
+from distill.encoders.family import family_of
+from distill.encoders.parts import encoder_layers, part
 from distill.objectives.outputs import Batch
 from supernet.module_inputs import module_inputs
 from supernet.order.gradients import Loss
-from supernet.order.moments import MomentsError, block_moments
+from supernet.order.moments import MomentsError, attention_moments, block_moments
+from supernet.order.reconstruction import root_of
 
 # The ridge, relative to the variance of the channels, without which the regression on dependent channels is undefined;
 # where it is not enough, it is raised tenfold.
@@ -56,8 +60,7 @@ def predicted_losses(
     blocks: list[Any] = [layer.ffn[0] for layer in encoder_layers(model)]
     for block, of_layer, inputs_ND in zip(blocks, moments, module_inputs(model, blocks, batches), strict=True):
         x_ND = inputs_ND.to(model.device)
-        values_D, vectors_DD = torch.linalg.eigh(of_layer[0].metric_DD)
-        root_DD = vectors_DD * values_D.clamp(min=0).sqrt()
+        root_DD = root_of(of_layer[0].metric_DD)
         with torch.no_grad():
             output_ND = _centred(block.f(x_ND)).double().cpu()
             without = (affine_residuals(x_ND.cpu(), output_ND) @ root_DD).square().sum() / len(x_ND)
@@ -68,6 +71,35 @@ def predicted_losses(
                     raise MomentsError(f"layer {len(losses[op])}: the outputs of {op} are not finite")
                 errors = regression_errors(channels_NE, output_ND @ root_DD)
                 losses[op].append(torch.cat((without[None], errors[1:])) / 2)
+    return losses
+
+
+def predicted_losses_of_heads(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[Tensor]:
+    """What every layer loses if its attention keeps only its leading heads: of each layer (heads + 1,), in the nats per
+    token of `predicted_losses`; entry k is for k heads.
+
+    Args:
+        model: a dense supernet with its heads in order.
+        batches, loss: as for `predicted_losses`.
+
+    Raises:
+        MomentsError: an activation or a gradient is not finite, or there are no batches.
+    """
+    batches, family = list(batches), family_of(model)
+    heads = family.size(model.config, "heads")
+    moments = attention_moments(model, batches, loss)
+    layers = encoder_layers(model)
+    maps = [part(layer, family.output) for layer in layers]
+    inputs = module_inputs(model, [*layers, *maps], batches)
+    losses = []
+    for linear, of_layer, input_ND, context_NE in zip(
+        maps, moments, inputs[: len(layers)], inputs[len(layers) :], strict=True
+    ):
+        root_DD = root_of(of_layer.metric_DD)
+        output_ND = _centred(linear(context_NE.to(model.device)).detach()).double().cpu()
+        without = (affine_residuals(input_ND.cpu(), output_ND) @ root_DD).square().sum() / len(input_ND)
+        errors = regression_errors(context_NE.cpu(), output_ND @ root_DD)[:: context_NE.shape[1] // heads]
+        losses.append(torch.cat((without[None], errors[1:])) / 2)
     return losses
 
 

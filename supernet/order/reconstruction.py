@@ -1,16 +1,18 @@
-"""The order of channels by what reconstructs a block's output: forward selection on second moments.
+"""The order of channels, and of attention heads, by what reconstructs the output of the linear map that reads them:
+forward selection on second moments.
 
 A block computes y = W h + b from the channels h (E,) of the input of `project`. If only the channels S are kept and W
 and b are solved for again, the remaining error of y is W_R (h_R - L[h_R | h_S]), where R are the other channels and
 L[. | .] is the best linear predictor. Its size in the metric F of the output is tr(G C_S), with G = W' F W and C_S the
 covariance of h after regression on h_S. Every step of the selection keeps the channel that reduces it most, so any
-leading slice of the order is a selection itself.
+leading slice of the order is a selection itself. Heads are selected alike, all channels of a head at once; the map is
+then the attention's output map.
 """
 
 import torch
 from torch import Tensor
 
-from supernet.order.moments import BlockMoments
+from supernet.order.moments import Moments
 
 # After this many steps the covariance is updated with one matrix product.
 _PANEL = 64
@@ -18,14 +20,12 @@ _PANEL = 64
 _NEGLIGIBLE = 1e-9
 
 
-def forward_selection(moments: BlockMoments, weight_DE: Tensor) -> Tensor:
+def forward_selection(moments: Moments, weight_DE: Tensor) -> Tensor:
     """The channels of a block (E,), the most useful first, by the weight of its `project`. Those that are constant, or
     linear in those before them, come last.
     """
     inner = weight_DE.shape[1]
-    values_D, vectors_DD = torch.linalg.eigh(moments.metric_DD)
-    root_DD = vectors_DD * values_D.clamp(min=0).sqrt()
-    output_ED = weight_DE.double().t() @ root_DD
+    output_ED = weight_DE.double().t() @ root_of(moments.metric_DD)
     covariance_EE = moments.covariance_EE.clone()
     variance_E = covariance_EE.diagonal().clone()
     negligible_E = variance_E * _NEGLIGIBLE
@@ -65,3 +65,37 @@ def forward_selection(moments: BlockMoments, weight_DE: Tensor) -> Tensor:
     chosen = set(order)
     rest = torch.argsort(score_E, descending=True, stable=True).tolist()
     return torch.tensor([*order, *(channel for channel in rest if channel not in chosen)])
+
+
+def forward_selection_of_heads(moments: Moments, weight_DE: Tensor, heads: int) -> Tensor:
+    """The heads of an attention (heads,), the most useful first, by the weight of its output map. Heads that are
+    constant, or linear in those before them, come last.
+    """
+    size = weight_DE.shape[1] // heads
+    covariance_EE = moments.covariance_EE.clone()
+    variance_E = covariance_EE.diagonal()
+    # Constant channels need a ridge, too.
+    ridge_E = variance_E.clamp(min=max(1e-200, float(variance_E.max()) * _NEGLIGIBLE)) * _NEGLIGIBLE
+    product_ED = covariance_EE @ weight_DE.double().t() @ root_of(moments.metric_DD)
+    order: list[int] = []
+    while len(order) < heads:
+        best, most = -1, -1.0
+        for head in sorted({*range(heads)} - {*order}):
+            own = slice(head * size, (head + 1) * size)
+            # What the head explains beyond those selected so far.
+            explained_SD = product_ED[own]
+            solved_SD = torch.linalg.solve(covariance_EE[own, own] + ridge_E[own].diag(), explained_SD)
+            if (gain := float((explained_SD * solved_SD).sum())) > most:
+                best, most = head, gain
+        own = slice(best * size, (best + 1) * size)
+        slope_SE = torch.linalg.solve(covariance_EE[own, own] + ridge_E[own].diag(), covariance_EE[own])
+        product_ED = product_ED - slope_SE.t() @ product_ED[own]
+        covariance_EE = covariance_EE - slope_SE.t() @ covariance_EE[own]
+        order.append(best)
+    return torch.tensor(order)
+
+
+def root_of(metric_DD: Tensor) -> Tensor:
+    """A matrix R (D, D) with R R' = the metric, so that |v R|^2 is the size of v in it."""
+    values_D, vectors_DD = torch.linalg.eigh(metric_DD)
+    return vectors_DD * values_D.clamp(min=0).sqrt()

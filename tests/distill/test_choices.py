@@ -62,6 +62,7 @@ def test_extensions_are_listed_and_their_mistakes_reported(
         "nas.final",
         "supernet.student",
         "supernet.prune",
+        "supernet.cut_vocabulary",
         "supernet.experts",
     ],
 )

@@ -14,6 +14,7 @@ from foundation.errors import did_you_mean, reason, shortened
         (ValueError("x" * 300), "x" * 300),
         (ValueError("x" * 301), "x" * 297 + "..."),
         (EOFError(), "EOFError"),
+        (ValueError("no \ud800"), r"no \ud800"),
     ],
 )
 def test_the_reason_is_one_short_line(error: Exception, expected: str) -> None:

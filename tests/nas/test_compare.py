@@ -111,7 +111,7 @@ def test_rows_that_are_not_known(studies: tuple[Path, Path], capsys: pytest.Capt
 def test_metrics_that_are_no_means(task: str, columns: int, name: str) -> None:
     from distill.tasks.types import TASK_TYPES
 
-    config = load_config("demo", {"tasks": [task]})
+    config = load_config("demo-ffn", {"tasks": [task]})
     kind = TASK_TYPES["regression" if task == "stsb" else "classification"]
     assert metric_of_rows(config, np.ones((2, columns))) is kind.metrics[name]
     rows = np.array([1.0, 0.0, 1.0, 1.0])
@@ -134,7 +134,7 @@ def test_what_cannot_be_compared(
     assert "not a checkpoint of this project" in refused(main, capsys, one, tmp_path / "empty")
     another = tmp_path / "another"
     shutil.copytree(one, another)
-    Folder(another).config.write_text(load_config("demo", {"tasks": ["neighbours"]}).to_toml())
+    Folder(another).config.write_text(load_config("demo-ffn", {"tasks": ["neighbours"]}).to_toml())
     message = refused(main, capsys, one, another)
     assert "the task is 'neighbours' and 'word_order'" in message and "architecture.json" in message
     (another / "architecture.json").unlink()

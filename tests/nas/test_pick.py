@@ -44,7 +44,7 @@ def folder_of(
     """
     path.mkdir(exist_ok=True)
     folder = Folder(path / "s")
-    folder.create(load_config("demo", {"keep.fraction": 0.9, "keep.cost": cost}))
+    folder.create(load_config("demo-ffn", {"keep.fraction": 0.9, "keep.cost": cost}))
     study = ledger.open_study(folder.storage, "s/stage-1", goals=goals)
     for key, value in attributes.items():
         study.set_user_attr(key, value)

@@ -18,17 +18,17 @@ SIZES = {"space.stacks": [1], "space.expansions": ["1/16", "1/4", "1/2", "1"]}
 def box(*experts: dict[str, object], **changes: object) -> Space:
     """The space of the demo with these experts, on a small base."""
     more = {f"space.{key}": value for key, value in changes.items()} | ({"space.experts": experts} if experts else {})
-    config = load_config("demo", SIZES | {"space.uniform": "1/2", "space.slack": 0.3} | more)
+    config = load_config("demo-ffn", SIZES | {"space.uniform": "1/2", "space.slack": 0.3} | more)
     return budgeted_space(config, BASE, GELU, num_labels=4)
 
 
 def test_experts_come_back_from_toml() -> None:
-    config = load_config("demo", {"space.experts": [{"count": 1}, HASHED, GATED]})
+    config = load_config("demo-ffn", {"space.experts": [{"count": 1}, HASHED, GATED]})
     gated = Experts(8, routing="token_gate", top_k=2, capacity=Fraction(5, 4))
     assert config.space.experts == (DENSE, Experts(4, Fraction(2, 3)), gated)
     assert parse_config(config.to_toml(), "again") == config
     assert hash(parse_config(config.to_toml(), "again")) == hash(config)
-    assert load_config("demo").space.experts == (DENSE,)
+    assert load_config("demo-ffn").space.experts == (DENSE,)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_experts_come_back_from_toml() -> None:
 )
 def test_experts_that_cannot_be(experts: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config("demo", {"space.experts": experts})
+        load_config("demo-ffn", {"space.experts": experts})
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -82,10 +82,10 @@ TRAINED |= {f"stage{stage}.score": "metric" for stage in "123"} | {"tasks": ["wo
 
 
 def test_experts_of_attention_and_head_come_back_from_toml() -> None:
-    config = load_config("demo", WHOLE | TRAINED)
+    config = load_config("demo-ffn", WHOLE | TRAINED)
     assert (config.space.attention_experts, config.space.head_experts) == ((1, 4), (1, 2))
     assert parse_config(config.to_toml(), "again") == config
-    demo = load_config("demo").space
+    demo = load_config("demo-ffn").space
     assert (demo.attention_experts, demo.head_experts) == ((1,), (1,))
 
 
@@ -134,7 +134,7 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
 def test_experts_of_attention_and_head_that_cannot_be(changes: dict[str, object], message: str) -> None:
     goals = {f"stage{stage}.sampler": "nsga2" for stage in "123"} if "goals" in changes else {}
     with pytest.raises(ConfigError) as caught:
-        load_config("demo", changes | goals)
+        load_config("demo-ffn", changes | goals)
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -151,13 +151,13 @@ def test_the_space_has_them_beside_the_same_budget() -> None:
 
 def test_without_one_expert_baselines_have_the_fewest() -> None:
     space = box(attention_experts=[4, 2], max_params="1M")
-    config = load_config("demo", SIZES | {"space.attention_experts": [4, 2]})
+    config = load_config("demo-ffn", SIZES | {"space.attention_experts": [4, 2]})
     assert base_model(config, BASE) == Architecture.uniform(BASE, attention_experts=2)
     assert space.min_params < cost.params(base_model(config, BASE), 4)
 
 
 def test_limits_count_them() -> None:
-    config = load_config("demo", SIZES | {"space.attention_experts": [1, 4], "space.max_macs": "1M"})
+    config = load_config("demo-ffn", SIZES | {"space.attention_experts": [1, 4], "space.max_macs": "1M"})
     (limit,) = macs_limits(config, BASE, 4, cost.CLASSIFIER)
     for experts in (1, 4):
         architecture = Architecture.uniform(BASE, expansion=Fraction(1, 2), attention_experts=experts)

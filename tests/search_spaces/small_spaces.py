@@ -25,7 +25,8 @@ ROUTED = (
 def members(space: Space, graphs: Sequence[FFNGraph]) -> list[Architecture]:
     """Every architecture with these graphs whose sizes are in the space and within its budget, by brute force."""
     sizes = list(itertools.product(*(space.genes[name] for name in ("stack", "expansion", "experts"))))
-    attentions = [Attention(space.base.heads, count) for count in space.genes["attention_experts"]]
+    pairs = itertools.product(space.genes["heads"], space.genes["attention_experts"])
+    attentions = [Attention(heads, count) for heads, count in pairs if count == 1 or heads == space.base.heads]
     # All sizes without an FFN are the same.
     options = [
         dict.fromkeys(
@@ -77,7 +78,25 @@ def kinds_of_space(gated: bool = False) -> dict[str, Space]:
         if space.start is not None:
             space = replace(space, start=without_ffn(space.start, 1))
         found[f"{kind}, no FFN"] = space
-    return found | of_attention_and_head()
+    return found | of_attention_and_head() | of_heads(gated)
+
+
+def of_heads(gated: bool = False) -> dict[str, Space]:
+    """Spaces in which layers may have fewer heads, or neither heads nor an FFN."""
+    genes = {"stack": (0, 1), "expansion": (Fraction(1), Fraction(1, 4)), "heads": (0, 4, 1)}
+    space = replace(of_genes(small_space(1, 10**9), **genes), gated=gated, min_params=8_000, max_params=13_000)
+    least = cost.macs(Architecture.uniform(space.base, stack=0).with_heads([0] * 3), 8, 3)
+    macs = Limit("macs", 0, lambda base, layer: cost.layer_macs(base, layer, 8), least + 55_000)
+    whole = Layer(Attention(4), FFN(FFNGraph.parse("project(relu(expand(x)))")))
+    start = Architecture(space.base, (whole, Layer(Attention(0), FFN(stack=0)), replace(whole, attention=Attention(1))))
+    refined = replace(space, min_params=1, start=start)
+    return {
+        "heads": space,
+        "heads, limited": replace(space, min_params=1, max_params=10**6, limits=(macs,)),
+        "heads, experts": of_genes(replace(space, max_params=10**6), attention_experts=(1, 2)),
+        "heads, graphs": replace(refined, max_params=10**6, vary=frozenset({GRAPHS})),
+        "heads, sizes": replace(refined, vary=frozenset({SIZES})),
+    }
 
 
 def of_attention_and_head() -> dict[str, Space]:
@@ -117,4 +136,5 @@ def of_genes(space: Space, **choices: Sequence[object]) -> Space:
 KINDS = [
     *(f"{kind}{more}" for more in ("", ", experts", ", no FFN") for kind in ("both", "limited", "graphs", "sizes")),
     *of_attention_and_head(),
+    *of_heads(),
 ]

@@ -21,6 +21,8 @@ def shapes(architecture: Architecture, labels: int) -> list[tuple[int, ...]]:
         found += [(base.vocabulary, base.embedding), (3 * base.embedding, d), (d,)]
     for layer in architecture.layers:
         attention, genes, experts = layer.attention, layer.ffn, layer.ffn.experts
+        if not attention.heads and not genes.stack:
+            continue
         kept = attention.heads * (d // base.heads)
         found += ([(d, kept), (kept,)] * 3 + [(kept, d), (d,)]) * attention.experts + [(d,), (d,)]
         if attention.experts > 1:

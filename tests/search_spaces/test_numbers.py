@@ -36,7 +36,7 @@ def test_files_and_presets_have_it(written: object, meant: str) -> None:
     layer = {"graph": "project(gelu(expand(x)))", "expansion": written}
     architecture = Architecture.from_json({"version": 1, "base": base, "layers": [layer]})
     assert architecture.ffns[0].expansion == Fraction(meant)
-    assert load_config("demo", {"space.expansions": [written]}).space.expansions == (Fraction(meant),)
+    assert load_config("demo-ffn", {"space.expansions": [written]}).space.expansions == (Fraction(meant),)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from distill.encoders.student.expert_linear import ExpertLinear, RoutedLinear
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
 from distill.tasks.types import TASK_TYPES
 from distill.training.teacher import TeacherError
-from search_spaces import PUBLISHED, Architecture, Experts, cost
+from search_spaces import PUBLISHED, Architecture, Attention, Experts, Layer, cost
 from supernet.build import ACTIVATIONS, base_of_teacher, build, config_of, from_teacher, layer_output_statistics
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, bases, batch, bert
@@ -31,6 +31,61 @@ def stored(architecture: Architecture, labels: int) -> int:
     with torch.device("meta"):
         model = build(architecture, num_labels=labels)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+ORDERS = [[2, 0, 3, 1], [0, 1, 2, 3], [3, 1, 0, 2]]
+FEW, MANY = [[1], [], [0, 3]], [[2, 1, 0], [3, 0], [0, 3, 1]]
+
+
+@pytest.mark.parametrize(
+    ("template", "counts", "expected"),
+    [
+        # Of a teacher, or of a supernet that does not say so, the leading ones in the teacher's order.
+        ("teacher", (4, 4, 4), None),
+        ("teacher", (2, 0, 4), [[0, 1], [], [0, 1, 2, 3]]),
+        ("supernet", (2, 0, 4), [[0, 1], [], [0, 1, 2, 3]]),
+        # Of a supernet with sorted heads the leading ones of its order.
+        (ORDERS, (4, 4, 4), ORDERS),
+        (ORDERS, (2, 0, 3), [[2, 0], [], [3, 1, 0]]),
+        ([ORDERS[1]] * 3, (4, 4, 4), None),
+        # Of a pruned student those that it has.
+        (FEW, (1, 0, 2), FEW),
+        (MANY, (1, 2, 3), [[2], [3, 0], [0, 3, 1]]),
+        # What the template does not have, or does not say, is unknown.
+        (FEW, (4, 4, 4), None),
+        (FEW, (2, 0, 2), None),
+        ("old", (1, 0, 2), None),
+        ("none", (1, 0, 2), None),
+        ("other heads", (1, 0, 2), None),
+        # Layers of a shallower supernet are repeated, as their weights are.
+        ([[2, 0, 3, 1]], (4, 2, 1), [[2, 0, 3, 1], [2, 0], [2]]),
+        (ORDERS[:2], (4, 2, 1), None),
+        ([*ORDERS, *ORDERS], (4, 2, 1), None),
+    ],
+)
+def test_the_heads_of_a_student(template: object, counts: tuple[int, ...], expected: object) -> None:
+    architecture = Architecture.uniform(BASE)
+    config = {
+        "none": lambda: None,
+        "other heads": lambda: bert(num_attention_heads=8).config,
+        "teacher": lambda: bert(num_hidden_layers=3).config,
+    }.get(template if isinstance(template, str) else "", lambda: config_of(architecture))()
+    if template == "old":
+        config.attention_heads = [1, 0, 2]
+    elif isinstance(template, list):
+        config.num_hidden_layers, config.kept_heads = len(template), template
+        config.attention_heads = list(map(len, template))
+    layers = (Layer(Attention(count), ffn) for count, ffn in zip(counts, architecture.ffns, strict=True))
+    student = build(Architecture(BASE, tuple(layers)), template=config)
+    assert student.config.kept_heads == expected
+    assert student.config.attention_heads == (None if counts == (4, 4, 4) else list(counts))
+
+
+def test_each_layer_of_a_deeper_student_has_the_heads_of_the_one_that_it_repeats() -> None:
+    config = config_of(Architecture.uniform(BASE))
+    config.kept_heads = ORDERS
+    deeper = config_of(Architecture.uniform(replace(BASE, depth=6)), template=config)
+    assert deeper.kept_heads == [order for order in ORDERS for _ in range(2)]
 
 
 def test_parameters_are_the_closed_form() -> None:

@@ -126,7 +126,10 @@ def cut(tensor: Tensor, dimension: int, base: Base, ffn: FFN, ends: int) -> Tens
 def of_experts(weights: dict[str, Tensor], architecture: Architecture) -> dict[str, Tensor | tuple[int, ...]]:
     """What `inherit` is to return; the shapes alone of gates that are drawn."""
     base, expected = architecture.base, {}
+    left_out = [f".layer.{number}." for number, layer in enumerate(architecture.layers) if layer.left_out]
     for name, tensor in weights.items():
+        if any(part in name for part in left_out):
+            continue
         if ".ffn." in name or ".attention." not in name or "LayerNorm" in name:
             expected[name] = tensor
             continue

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
@@ -19,9 +20,7 @@ from transformers import (
 )
 
 from distill.__main__ import main as distill
-from distill.objectives import OBJECTIVES
-from distill.training.students import some_layers
-from nas.export.ordinary import reason_against
+from distill.training.students import planned, some_layers
 from search_spaces import FFN, PUBLISHED, Attention, Base, Layer, cost
 from supernet.build import base_of_teacher, from_teacher
 from supernet.order.importance import mask_importance
@@ -89,7 +88,8 @@ def test_pruned_is_masked(kind: type[PreTrainedModel], tmp_path: Path) -> None:
     everything = Kept(((0, 1, 2, 3),) * 3, (tuple(range(48)),) * 3)
     same = prune(model, everything)
     torch.testing.assert_close(same(**given).logits, whole)
-    assert same.config.attention_heads is None and encoder_params(same) == encoder_params(model)
+    assert (same.config.attention_heads, same.config.kept_heads) == (None, None)
+    assert encoder_params(same) == encoder_params(model)
 
     pruned = prune(model, KEPT)
     base, _ = base_of_teacher(model.config)
@@ -105,8 +105,7 @@ def test_pruned_is_masked(kind: type[PreTrainedModel], tmp_path: Path) -> None:
         torch.testing.assert_close(loaded(**given).logits, expected)
     # Layers of it, as `first:N` and `uniform:N` take them.
     alone = some_layers(pruned, [2, 0])
-    assert alone.config.attention_heads == [4, 2]
-    assert reason_against(pruned.config) == "attention heads have been pruned, and all layers of a bert model have 4"
+    assert alone.config.attention_heads == [4, 2] and alone.config.kept_heads == [[0, 1, 2, 3], [0, 3]]
 
 
 @pytest.mark.parametrize("percent", [8, 15, 30, 50, 80, 100])
@@ -173,20 +172,6 @@ def test_parameters_of_minimoe_s_table_5() -> None:
     assert f"{(23_837_184 + 768 * 769 + layers) / 1e6:.1f}" == "28.7"
 
 
-def test_objectives_that_compare_attention_refuse_pruned_heads() -> None:
-    teacher = bert(num_hidden_layers=3)
-    pruned = prune(teacher, KEPT)
-    for name in ("minilm", "minilmv2", "efficientbert"):
-        settings = {"relation_heads": 4} if name == "minilmv2" else {}
-        with pytest.raises(
-            ValueError, match=r"attention of 4 heads, and pruning has left 2, 0, 4 in the layers: choose an obj"
-        ):
-            OBJECTIVES[name].make(settings, pruned.config, teacher.config)
-    for name in ("kd", "pkd", "minimoe"):
-        settings = {"relation_heads": 4} if name == "minimoe" else {}
-        assert OBJECTIVES[name].make(settings, pruned.config, teacher.config).needs_teacher
-
-
 def test_the_command_and_distillation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint, rows = saved(bert(labels=2, **CLASSES), tmp_path / "bert"), write_rows(tmp_path)
     small = ["--max-length", "16", "--batch-size", "8", "--device", "cpu"]
@@ -205,8 +190,7 @@ def test_the_command_and_distillation(tmp_path: Path, capsys: pytest.CaptureFixt
     assert distill([*options, *rows, *small, "--out", str(student), "--quiet"]) == 0
     trained = AutoModelForSequenceClassification.from_pretrained(student, trust_remote_code=True)
     assert trained.config.attention_heads == report["heads"]
-    assert distill([*options[:4], "--objective", "minilm", *rows, *small, "--out", str(tmp_path / "no")]) == 2
-    assert "minilm compares attention of 4 heads, and pruning has left" in capsys.readouterr().err
+    assert trained.config.kept_heads == model.config.kept_heads
 
     assert main([*command, "--keep", "1/1000", "--out", str(tmp_path / "small")]) == 2
     assert (
@@ -257,3 +241,66 @@ def test_attention_heads_that_no_pruning_leaves(heads: object) -> None:
     assert str(caught.value).endswith(
         f"config.attention_heads must be a list of 2 whole numbers from 0 to 4, not {heads!r}"
     )
+
+
+NUMBERS = "different whole numbers from 0 to 3"
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (3, "must be a list of 2 lists, one for each layer, not 3"),
+        ([[0, 3]], "must be a list of 2 lists, one for each layer, not [[0, 3]]"),
+        ([[0, 3], [1]], f"[1] must be a list of 0 {NUMBERS}, not [1]"),
+        ([[0], []], f"[0] must be a list of 2 {NUMBERS}, not [0]"),
+        ([[0, 0], []], f"[0] must be a list of 2 {NUMBERS}, not [0, 0]"),
+        ([[0, 4], []], f"[0] must be a list of 2 {NUMBERS}, not [0, 4]"),
+        ([[-1, 0], []], f"[0] must be a list of 2 {NUMBERS}, not [-1, 0]"),
+        ([[0, True], []], f"[0] must be a list of 2 {NUMBERS}, not [0, True]"),
+        ([3, []], f"[0] must be a list of 2 {NUMBERS}, not 3"),
+    ],
+)
+def test_kept_heads_that_no_pruning_leaves(kept: object, message: str) -> None:
+    pruned = prune(bert(), Kept(((0, 3), ()), ((0,), (1,))))
+    pruned.config.kept_heads = kept
+    with pytest.raises(ValueError) as caught:
+        type(pruned)(pruned.config)
+    assert str(caught.value).endswith(f"config.kept_heads{'' if message[0] == '[' else ' '}{message}")
+
+
+def test_an_old_checkpoint_does_not_say_which_heads_it_has(tmp_path: Path) -> None:
+    pruned, given = prune(bert(), Kept(((0, 3), ()), ((0,), (1,)))), inputs(batch())
+    pruned.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("kept_heads") == [[0, 3], []]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, trust_remote_code=True).eval()
+    assert loaded.config.kept_heads is None
+    torch.testing.assert_close(loaded(**given).logits, pruned(**given).logits)
+
+
+def test_the_command_and_a_last_layer_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """MiniLM refuses it before anything is trained, also in layers of a pruned teacher, whose configuration is planned
+    from its own; TinyBERT learns from the other layer.
+    """
+    whole = bert(labels=2, **CLASSES)
+    teacher = saved(whole, tmp_path / "teacher")
+    pruned = saved(prune(whole, Kept(((3,), ()), ((0,), (1,)))), tmp_path / "pruned")
+    out = str(tmp_path / "student")
+    common = [*write_rows(tmp_path), "--max-length", "16", "--device", "cpu", "--steps", "2", "--out", out]
+    for options in (
+        ["--teacher", str(teacher), "--student", str(pruned)],
+        ["--teacher", str(pruned), "--student", "uniform:1"],
+    ):
+        assert distill([*options, "--objective", "minilm", *common]) == 2
+        assert re.search(
+            r"--objective minilm: minilm: layer \d of the student has no attention head: keep one there, or choose an "
+            r"objective that compares none, such as kd\n$",
+            capsys.readouterr().err,
+        )
+    options = ["--teacher", str(teacher), "--student", str(pruned), "--objective", "tinybert", "--quiet"]
+    assert distill([*options, *common]) == 0
+    trained = AutoConfig.from_pretrained(out)
+    assert (trained.attention_heads, trained.kept_heads) == ([1, 0], [[3], []])
+    first = planned("first:1", pruned_config := AutoConfig.from_pretrained(pruned), None)
+    assert (first.attention_heads, first.kept_heads, pruned_config.attention_heads) == ([1], [[3]], [1, 0])

@@ -10,6 +10,7 @@ from transformers.utils import logging as transformers_logging
 from distill.__main__ import main as distill
 from foundation.errors import UserError
 from nas.final.command import main as train_final
+from supernet.cut_vocabulary import main as cut_vocabulary
 from supernet.experts.command import main as experts
 from supernet.prune import main as prune
 from tests.tiny import bert
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Callable[[], int]] = {
     "supernet.prune": lambda: prune(
         ["checkpoint", *ROWS, "--keep", "50%", "--importance-batches", "1", "--out", "out"]
     ),
+    "supernet.cut_vocabulary": lambda: cut_vocabulary(["checkpoint", *ROWS, "--out", "out"]),
     "distill": lambda: distill(
         ["--teacher", "checkpoint", "--student", "first:1", *ROWS, "--steps", "1", "--quiet", "--out", "out"]
     ),

@@ -53,7 +53,7 @@ def student(tmp_path: Path) -> Path:
     build(architecture, num_labels=2).save_pretrained(folder)
     save_tokenizer(folder)
     architecture.save(folder / "architecture.json")
-    (folder / "config.toml").write_text(load_config("demo").to_toml())
+    (folder / "config.toml").write_text(load_config("demo-ffn").to_toml())
     (folder / "metrics.json").write_text(json.dumps({"task": "swap", "metrics": ["accuracy"], "models": {}}))
     return folder
 

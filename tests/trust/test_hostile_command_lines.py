@@ -29,6 +29,7 @@ COMMANDS = {
     "distill.augment": ("distill.augment", None),
     "supernet.student": ("supernet.student", None),
     "supernet.prune": ("supernet.prune", "check"),
+    "supernet.cut_vocabulary": ("supernet.cut_vocabulary", "check"),
     "supernet.experts": ("supernet.experts.command", "check"),
 }
 VALUES = ["0", "1", "-1", "2.5", "1/0", "nan", "inf", "1e999", "8M", "99%", "x" * 5000, "", "é", "a,b", ",", "=", "?"]

@@ -81,7 +81,7 @@ GRAPHS = ["project(gelu(expand(x)))", "tanh(project(mul(relu(expand(x)),gate(x))
 EXPERTS = {"count": 4, "shared": "2/3", "routing": "token_gate", "capacity": "5/4"}
 MIXTURE = PUBLISHED["moebert"].to_json()
 MIXTURE["layers"] = MIXTURE["layers"][:1] * 12
-DEMO = load_config("demo").to_toml()
+DEMO = load_config("demo-ffn").to_toml()
 SQUAD = {
     "version": "1.1",
     "data": [

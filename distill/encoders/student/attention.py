@@ -16,10 +16,18 @@ from .routing import Routing, make_gate
 
 
 class NoSelfAttention(nn.Module):
-    """Self-attention without heads: (B, T, width) -> (B, T, 0)."""
+    """Self-attention without heads: (B, T, width) -> (B, T, 0), and the probabilities (B, 0, T, T) where transformers'
+    own attention returns any, so that `output_attentions` has an entry for every layer.
+    """
 
-    def forward(self, hidden_states: Tensor, *unused: Any, **settings: Any) -> tuple[Tensor, None]:
-        return hidden_states[..., :0], None
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, hidden_states: Tensor, *unused: Any, **settings: Any) -> tuple[Tensor, Tensor | None]:
+        rows, tokens, _ = hidden_states.shape
+        returned = self.config._attn_implementation == "eager"
+        return hidden_states[..., :0], hidden_states.new_empty(rows, 0, tokens, tokens) if returned else None
 
 
 class Bias(nn.Module):
@@ -37,7 +45,7 @@ def keep_heads(attention: Any, heads: int, config: Any) -> None:
     """Give an attention of the family this number of heads, each of which keeps its size."""
     inner, width = attention.self, config.hidden_size
     if not heads:
-        attention.self, attention.output.dense = NoSelfAttention(), Bias(width)
+        attention.self, attention.output.dense = NoSelfAttention(config), Bias(width)
         return
     inner.num_attention_heads, inner.all_head_size = heads, heads * inner.attention_head_size
     for name in ("query", "key", "value"):

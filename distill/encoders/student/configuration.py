@@ -26,6 +26,8 @@ class StudentConfig:
         mismatch: `"narrow"` or `"wide"`: what a binary operation does with inputs of different widths.
         attention_heads: the number of attention heads that pruning has left in each layer, of which there may be none;
             `None` if all layers have `num_attention_heads`.
+        kept_heads: for each layer which of the teacher's heads, by their numbers from 0, its heads are, in their order;
+            `None` if all layers have all heads in the teacher's order, and in a student with random weights.
         attention_experts: experts of every layer's attention, among which a gate chooses for each token, or a list with
             their number in each layer.
         gate_scale: `"relative"` or `"probability"`: by what the output of an expert behind a gate is multiplied, its
@@ -46,6 +48,7 @@ class StudentConfig:
     gelu: str = "tanh"
     mismatch: str = "narrow"
     attention_heads: list | None = None
+    kept_heads: list | None = None
     attention_experts: int | list = 1
     gate_scale: str = "relative"
     capacity_per: str = "sentence"
@@ -80,6 +83,8 @@ def configuration_fault(config: Any) -> str:
         for layer, count in enumerate(heads):
             if count < most and attention_experts(config, layer) > 1:
                 return f"config.attention_heads[{layer}] must be {most}, as attention_experts is above 1 there"
+    if fault := _fault_of_kept_heads(config):
+        return fault
     if is_routed(config) and config.chunk_size_feed_forward:
         return (
             f"chunk_size_feed_forward is {config.chunk_size_feed_forward}: layers of experts process whole sentences, "
@@ -88,11 +93,35 @@ def configuration_fault(config: Any) -> str:
     return ""
 
 
+def _fault_of_kept_heads(config: Any) -> str:
+    kept, layers, most = config.kept_heads, config.num_hidden_layers, config.num_attention_heads
+    if kept is None:
+        return ""
+    if not isinstance(kept, list | tuple) or len(kept) != layers:
+        return f"config.kept_heads must be a list of {layers} lists, one for each layer, not {kept!r}"
+    for layer, (heads, count) in enumerate(zip(kept, config.attention_heads or [most] * layers, strict=True)):
+        if (
+            not isinstance(heads, list | tuple)
+            or not all(type(head) is int and 0 <= head < most for head in heads)
+            or not len(heads) == len(set(heads)) == count
+        ):
+            return (
+                f"config.kept_heads[{layer}] must be a list of {count} different whole numbers from 0 to {most - 1}, "
+                f"not {heads!r}"
+            )
+    return ""
+
+
 def attention_experts(config: Any, layer: int) -> int:
     """The number of experts of a layer's attention."""
     experts: Any = config.attention_experts
     count: int = experts[layer] if isinstance(experts, list) else experts
     return count
+
+
+def is_left_out(config: Any, layer: int) -> bool:
+    """Whether a layer has neither heads nor an FFN, so that its output is its input."""
+    return config.attention_heads is not None and not config.attention_heads[layer] and not config.ffn[layer]["stack"]
 
 
 def is_routed(config: Any) -> bool:

@@ -3,7 +3,7 @@
 This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from transformers.models.bert.modeling_bert import BertLayer, BertSelfAttention
 from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddings
 
 # All modules of a student: transformers 5.1 copies only those that this one names.
-from .attention import ExpertSelfAttention
+from .attention import ExpertSelfAttention, NoSelfAttention
 from .configuration import StudentConfig
 from .dispatch import Tokens, put, take, weighted
 from .expert_linear import ExpertLinear, is_batched
@@ -103,6 +103,10 @@ class NasBertModel(NasBert, BertModel):
     """The encoder: (B, T) token ids -> (B, T, width) hidden states and the pooled (B, width)."""
 
     _auto_class = "AutoModel"
+    _can_record_outputs: ClassVar = {
+        **BertModel._can_record_outputs,
+        "attentions": [BertSelfAttention, NoSelfAttention],
+    }
 
     def become_student(self) -> None:
         if self.config.embedding_size is not None:

@@ -3,6 +3,8 @@
 This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
 """
 
+from typing import ClassVar
+
 from transformers import (
     RobertaConfig,
     RobertaForMaskedLM,
@@ -14,7 +16,7 @@ from transformers import (
 from transformers.models.roberta.modeling_roberta import RobertaLayer, RobertaSelfAttention
 
 # All modules of a student: transformers 5.1 copies only those that this one names.
-from .attention import ExpertSelfAttention
+from .attention import ExpertSelfAttention, NoSelfAttention
 from .configuration import StudentConfig
 from .dispatch import Tokens  # noqa: F401
 from .expert_linear import ExpertLinear  # noqa: F401
@@ -50,6 +52,10 @@ class NasRobertaModel(NasRoberta, RobertaModel):
     """The encoder: (B, T) token ids -> (B, T, width) hidden states and the pooled (B, width)."""
 
     _auto_class = "AutoModel"
+    _can_record_outputs: ClassVar = {
+        **RobertaModel._can_record_outputs,
+        "attentions": [RobertaSelfAttention, NoSelfAttention],
+    }
 
 
 NasRoberta.encoder_class = NasRobertaModel

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .attention import ExpertAttention, keep_heads
-from .configuration import attention_experts, configuration_fault, is_routed
+from .configuration import attention_experts, configuration_fault, is_left_out, is_routed
 from .dispatch import Tokens
 from .expert_linear import ExpertLinear, is_batched
 from .ffn import EXPORTED_OPERATIONS, FFNBlock
@@ -24,7 +24,7 @@ from .routing import EXPORTED_ROUTERS, GateRouter, TableRouter, router_class
 
 class StudentLayer:
     """A mixin for a layer of BERT's kind, whose FFN becomes a stack of `FFNBlock`s; with none, the layer's output is
-    its attention's.
+    its attention's. Without heads either, the layer is left out: its output is its input.
 
     Attributes:
         self_attention_class: the family's self-attention with the mixin `ExpertSelfAttention`.
@@ -39,7 +39,9 @@ class StudentLayer:
 
     def replace_attention(self, config: Any, number: int) -> None:
         """Give the attention of the layer of this number the heads or the experts of the configuration."""
-        if (experts := attention_experts(config, number)) > 1:
+        if is_left_out(config, number):
+            self.attention = None
+        elif (experts := attention_experts(config, number)) > 1:
             self.attention = ExpertAttention(self.attention, self.self_attention_class, experts, config)
         elif config.attention_heads is not None:
             keep_heads(self.attention, config.attention_heads[number], config)
@@ -71,7 +73,9 @@ class StudentLayer:
         tokens: Tokens | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As the family's layer; a model with experts passes `tokens`."""
+        """As the family's layer, unless it is left out; a model with experts passes `tokens`."""
+        if self.attention is None:
+            return hidden_states
         if tokens is None:
             return super().forward(hidden_states, attention_mask, *unused, **kwargs)  # type: ignore[misc]
         hidden_BTD = self.attend(hidden_states, attention_mask, tokens, **kwargs)

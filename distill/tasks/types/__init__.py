@@ -21,6 +21,7 @@ __all__ = [
     "get_task_type",
     "predicts_numbers",
     "task_type_of",
+    "task_type_of_class",
 ]
 
 CLASSIFICATION = classification.NAME
@@ -55,8 +56,13 @@ def get_task_type(task_type: str) -> TaskType:
 
 def task_type_of(model: Any) -> TaskType | None:
     """The task type of the head of a model, which can be one of ours or one of transformers; None if it has no head."""
-    of_class = [known for known in TASK_TYPES.values() if type(model).__name__.endswith(known.suffix)]
-    of_problem = (known for known in of_class if known.problem_type == model.config.problem_type)
+    return task_type_of_class(type(model).__name__, model.config)
+
+
+def task_type_of_class(name: str, config: Any) -> TaskType | None:
+    """As `task_type_of`, of a model whose class has this name."""
+    of_class = [known for known in TASK_TYPES.values() if name.endswith(known.suffix)]
+    of_problem = (known for known in of_class if known.problem_type == config.problem_type)
     return next(of_problem, of_class[0] if of_class else None)
 
 

@@ -149,7 +149,7 @@ def test_a_weight_of_zero_needs_nothing(
 
 FRACTION, POSITIVE = "must be between 0 and 1", "must be a finite number above 0"
 WEIGHT = "a weight must be a finite number of at least 0"
-DIVISORS = "must divide the student's width 24 and the teacher's 24: choose one of 1, 2, 3, 4, 6, 8, 12, 24"
+DIVISORS = "must divide the student's 24 channels and the teacher's 24: choose one of 1, 2, 3, 4, 6, 8, 12, 24"
 
 
 @pytest.mark.parametrize(

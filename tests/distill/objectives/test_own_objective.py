@@ -83,7 +83,7 @@ def test_by_the_command(context: FrozenEmbeddings, tmp_path: Path) -> None:
 
 
 def test_in_a_study(context: FrozenEmbeddings) -> None:
-    config = load_config("demo", {"objective": {"name": "staged"}, "warmup.source": "text", "tasks": ["library"]})
+    config = load_config("demo-ffn", {"objective": {"name": "staged"}, "warmup.source": "text", "tasks": ["library"]})
     config.objective.check()
     assert settings_of(config, "warmup") == {}
     student, teacher = bert().config, bert(num_hidden_layers=4).config
@@ -96,13 +96,13 @@ def test_in_a_study(context: FrozenEmbeddings) -> None:
 def test_rows_of_its_own_rule_out_several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ObjectiveSpec(staged, row_arguments=lambda rows: {})
     monkeypatch.setitem(OBJECTIVES, "staged", spec)
-    config = load_config("demo", {"objective": {"name": "staged"}, "tasks": ["library", "neighbours"]})
+    config = load_config("demo-ffn", {"objective": {"name": "staged"}, "tasks": ["library", "neighbours"]})
     with pytest.raises(ConfigError, match="tasks: staged works with the rows of a single task"):
         data.check_tasks(config)
 
 
 def test_text_that_it_cannot_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OBJECTIVES, "staged", ObjectiveSpec(staged))
-    config = load_config("demo", {"objective": {"name": "staged"}, "warmup.source": "text"})
+    config = load_config("demo-ffn", {"objective": {"name": "staged"}, "warmup.source": "text"})
     with pytest.raises(ConfigError, match="warmup: staged learns from labels and predictions"):
         settings_of(config, "warmup")

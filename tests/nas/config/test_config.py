@@ -231,7 +231,6 @@ REFUSED: dict[str, list[object]] = {
         ("space.expansions", ["1e-999999999"], "must be a fraction such as"),
         ("space.expansions", [True], 'must be a fraction such as "1/8", not True'),
         ("space.uniform", "half", "space.uniform: must be a fraction such as \"1/8\", not 'half'"),
-        ("space.uniform", None, "limit the parameters"),
         ("space.stacks", [1, -1], "space.stacks.1: "),
         (
             "space.stacks",
@@ -276,6 +275,11 @@ def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
     assert str(caught.value).startswith("demo: ")
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_budget_is_needed() -> None:
+    with pytest.raises(ConfigError, match="demo-ffn: space: limit the parameters: set max_params, or uniform"):
+        load_config("demo-ffn", {"space.uniform": None})
 
 
 @pytest.mark.parametrize(

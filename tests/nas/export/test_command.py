@@ -6,6 +6,7 @@ import re
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from nas.export.command import main
 from nas.final.command import main as train_final
 from nas.onnx.model import OnnxModel
 from nas.preparation.prepare import prepare
-from search_spaces import Architecture, Experts, cost
+from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
 from supernet.build import build
 from tests import requirements
 from tests.commands import output_elsewhere, refused, run
@@ -247,6 +248,31 @@ def test_a_mixture_without_a_study(mixture: Path, tmp_path: Path, capsys: pytest
     assert "4, token_gate, top 1" in card and "## Results" not in card and "## Export" in card
     found = json.loads((out / "latency.json").read_text())
     assert {timing["model"] for timing in found["timings"]} == {"student"} and found["predicted_speedup"] is None
+
+
+def test_fewer_heads_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The card of a student, and of its ordinary form, which costs more."""
+    layers = [(2, FFN()), (0, FFN(stack=0)), (0, FFN(expansion=Fraction(1, 2)))]
+    architecture = Architecture(BASE, tuple(Layer(Attention(heads), ffn) for heads, ffn in layers))
+    folder = tmp_path / "pruned"
+    folder.mkdir()
+    own = tokenizer(folder, [f"word{number}" for number in range(45)])
+    build(architecture, num_labels=2).save_pretrained(folder)
+    own.save_pretrained(folder)
+    architecture.save(folder / "architecture.json")
+    for out, options in (("student", ()), ("bert", ("--as", "bert"))):
+        words = ["--out", tmp_path / out, "--tokens", 8, "--rounds", 2, "--batches", 1, "--threads", 1]
+        assert run(main, folder, *options, *words) == 0
+        card = (tmp_path / out / "README.md").read_text()
+        assert "An encoder of 2 layers, 24 wide, whose attention heads and feed-forward networks" in card
+        assert "| layer | heads | blocks | inner width | FFN |" in card
+        assert "| 2 |  |  |  | `left out` |" in card and "| 3 | 0 | 1 | 24 | `project(gelu(expand(x)))` |" in card
+    shown = capsys.readouterr().out
+    assert re.search(r"latency: Sentences of 8 tokens without padding on .+, 1 thread, measured in turns", shown)
+    assert "more) are padding, which is computed like all others: 3,564 give every attention 4 heads and 1,176" in shown
+    counted = [json.loads((tmp_path / out / "latency.json").read_text())["macs"] for out in ("student", "bert")]
+    whole = Architecture.uniform(replace(BASE, depth=2))
+    assert counted == [{"student": cost.macs(given, 8, 2)} for given in (architecture, whole)]
 
 
 def test_mistakes(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

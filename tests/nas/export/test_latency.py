@@ -41,27 +41,42 @@ def report(**changes: object) -> LatencyReport:
         for (model, form), both in medians.items()
         for median in (both[number],)
     ]
-    fields = {"tokens": 9, "timings": found, "macs": {TEACHER: 300, STUDENT: 100}, "machine": {"threads": 1}}
+    machine = {"processor": "a processor", "threads": 1}
+    fields = {"tokens": 9, "timings": found, "macs": {TEACHER: 300, STUDENT: 100}, "machine": machine}
     return LatencyReport(**fields | changes)  # type: ignore[arg-type]
 
 
 def test_the_prediction_of_the_macs() -> None:
     lines = report().sentences()
-    assert lines[0].startswith("MACs: the student has 33.3% of the teacher's, so it would be 3.00 times as fast")
-    faster = "times as fast as the teacher"
-    assert lines[1:] == [
-        f"torch, batch 1: 2.00 {faster}; -33% against the prediction.",
-        f"ONNX, batch 1: 3.00 {faster} in the same form, 5.00 {faster} in torch; +0% against the prediction.",
-        f"torch, batch 32: 2.50 {faster}; -17% against the prediction.",
-        f"ONNX, batch 32: 1.20 {faster} in the same form, 2.00 {faster} in torch; -60% against the prediction.",
+    assert lines[-1].startswith("MACs: the student has 33.3% of the teacher's, so it would be 3.00 times as fast")
+    faster, predict = "times as fast as the teacher", "against what the MACs predict"
+    assert lines[:-1] == [
+        f"torch, batch 1: 2.00 {faster}, -33% {predict}.",
+        f"ONNX, batch 1: 3.00 {faster} in ONNX, +0% {predict}; 5.00 {faster} in torch.",
+        f"torch, batch 32: 2.50 {faster}, -17% {predict}.",
+        f"ONNX, batch 32: 1.20 {faster} in ONNX, -60% {predict}; 2.00 {faster} in torch.",
     ]
+
+
+def test_the_conditions() -> None:
+    how = "Sentences of 9 tokens without padding on a processor, 1 thread, measured in turns; medians with quartiles"
+    same_form = f"{how}; speeds are relative to the teacher in the same form"
+    assert report().conditions() == f"{same_form}, and in the next column to the teacher in torch."
+    timings = report().timings
+    in_torch = report(timings=[timing for timing in timings if timing.form == TORCH])
+    assert in_torch.conditions() == f"{same_form}."
+    assert [column.head for column in in_torch.table().texts()[0]][3:5] == [
+        "speed, same form",
+        "batch 32: ms (quartiles)",
+    ]
+    assert report(timings=[timing for timing in timings if timing.model == STUDENT]).conditions() == f"{how}."
 
 
 @pytest.mark.parametrize("macs", [{}, {STUDENT: 100}])
 def test_without_the_teachers_macs(macs: dict[str, int]) -> None:
     unpredicted = report(macs=macs)
     assert unpredicted.predicted is None
-    assert "prediction" not in " ".join(unpredicted.sentences())
+    assert len(unpredicted.sentences()) == 4 and "MACs" not in " ".join(unpredicted.sentences())
 
 
 def test_without_a_teacher() -> None:
@@ -69,15 +84,22 @@ def test_without_a_teacher() -> None:
     without = report(timings=alone, macs={})
     assert without.sentences() == []
     assert without.table().rows == [
-        (STUDENT, TORCH, "10.00 (9.00 to 12.00)", "", "80.00 (79.00 to 82.00)", ""),
-        (STUDENT, ONNX, "4.00 (3.00 to 6.00)", "", "100.00 (99.00 to 102.00)", ""),
+        (STUDENT, TORCH, "10.00 (9.00 to 12.00)", "", "", "80.00 (79.00 to 82.00)", "", ""),
+        (STUDENT, ONNX, "4.00 (3.00 to 6.00)", "", "", "100.00 (99.00 to 102.00)", "", ""),
     ]
 
 
 def test_table_and_json() -> None:
     table = report().table()
-    assert [column.head for column in table.columns][:3] == ["model", "form", "batch 1: ms (quartiles)"]
-    assert table.rows[3] == (STUDENT, ONNX, "4.00 (3.00 to 6.00)", "5.00×", "100.00 (99.00 to 102.00)", "2.00×")
+    heads = ["batch 1: ms (quartiles)", "speed, same form", "speed, to torch"]
+    assert [column.head for column in table.columns][:5] == ["model", "form", *heads]
+    # In the same form first; the teacher is as fast as itself.
+    assert table.rows == [
+        (TEACHER, TORCH, "20.00 (19.00 to 22.00)", "1.00×", "", "200.00 (199.00 to 202.00)", "1.00×", ""),
+        (STUDENT, TORCH, "10.00 (9.00 to 12.00)", "2.00×", "", "80.00 (79.00 to 82.00)", "2.50×", ""),
+        (TEACHER, ONNX, "12.00 (11.00 to 14.00)", "1.00×", "1.67×", "120.00 (119.00 to 122.00)", "1.00×", "1.67×"),
+        (STUDENT, ONNX, "4.00 (3.00 to 6.00)", "3.00×", "5.00×", "100.00 (99.00 to 102.00)", "1.20×", "2.00×"),
+    ]
     written = json.loads(json.dumps(report().to_json()))
     assert written["predicted_speedup"] == 3
     assert written["speedups"][1] == {"form": ONNX, "batch": 1, "same_form": 3.0, "torch_teacher": 5.0}

@@ -12,7 +12,7 @@ import torch
 from distill.encoders.student.ffn import EXPORTED_OPERATIONS
 from distill.tasks.types import TASK_TYPES
 from nas.onnx.model import OnnxModel, export_onnx, padded_batch, verify
-from search_spaces import FFN, Architecture, FFNGraph
+from search_spaces import FFN, Architecture, Experts, FFNGraph
 from search_spaces.operations import BINARY, UNARY
 from supernet.build import ExportError, build
 from supernet.pruning import prune
@@ -20,6 +20,7 @@ from tests import requirements
 from tests.commands import output_elsewhere
 from tests.distill.encoders.student.test_experts_in_model import KINDS
 from tests.distill.encoders.student.test_experts_in_model import make as make_experts
+from tests.nas.export.test_ordinary import NO_FFN, of_shape
 from tests.supernet.test_pruning import KEPT
 from tests.tiny import BASE, batch, bert, inputs, shaken
 
@@ -55,11 +56,19 @@ def of_head(head: str) -> Any:
     return shaken(build(Architecture.of_ffns(base, (FFN(expansion=HALF),)), TASK_TYPES[head], labels)).eval()
 
 
+def with_experts_and_a_layer_left_out() -> Any:
+    """Layers of a model with experts are called in another way."""
+    experts = FFN(expansion=HALF, experts=Experts(2, routing="token_gate", shared=Fraction(1)))
+    return of_shape([(4, experts), (0, NO_FFN), (2, FFN(expansion=HALF))], "bert")[1]
+
+
 MODELS: dict[str, Any] = {
     "narrow": lambda: operations("narrow"),
     "wide": lambda: operations("wide"),
     "no FFN": lambda: shaken(build(Architecture.uniform(BASE, stack=0))).eval(),
     "pruned heads": lambda: prune(bert(num_hidden_layers=3), KEPT),
+    "left out": lambda: of_shape([(4, FFN()), (0, NO_FFN), (2, NO_FFN)], "bert")[1],
+    "left out, with experts": lambda: with_experts_and_a_layer_left_out(),
     "head of experts": lambda: shaken(build(Architecture.uniform(BASE, head_experts=3))).eval(),
     **{head: lambda head=head: of_head(head) for head in ("regression", "token_classification", "masked_lm")},
     **{kind: lambda kind=kind: make_experts(kind) for kind in KINDS},

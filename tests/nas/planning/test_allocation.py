@@ -75,7 +75,7 @@ def test_a_layer_may_have_no_ffn() -> None:
     found = allocate(within, table)
     assert found is not None and 0 in [genes.stack for genes in found.ffns]
     assert table.of(found) == pytest.approx(min(map(table.of, members(within, tuple(UNARY)))), rel=1e-9)
-    assert table.of_layer(2, FFN(GELU, 0)) == table.losses["gelu"][2][0]
+    assert table.of_ffn(2, FFN(GELU, 0)) == table.losses["gelu"][2][0]
 
 
 def test_a_lower_bound_counts() -> None:
@@ -138,6 +138,6 @@ def test_the_loss_of_a_layer(tmp_path: Path) -> None:
         (FFN(RELU, 1, Fraction(1, 8), Experts(4, shared=Fraction(1, 2))), "relu", 6),
     ):
         for given in (table, stored):
-            assert given.of_layer(1, genes) == table.losses[op][1][width]
+            assert given.of_ffn(1, genes) == table.losses[op][1][width]
     architecture = Architecture.uniform(BASE, RELU, expansion=Fraction(1, 4))
     assert stored.of(architecture) == pytest.approx(sum(table.losses["relu"][layer][12] for layer in range(3)))

@@ -40,7 +40,7 @@ HEADS = [known.head for known in TASK_TYPES.values()]
 
 
 def box(limits: tuple[Limit, ...] = (), head: cost.HeadCost = cost.CLASSIFIER, **changes: object) -> Space:
-    config = load_config("demo", TABLE | {f"space.{key}": value for key, value in changes.items()})
+    config = load_config("demo-ffn", TABLE | {f"space.{key}": value for key, value in changes.items()})
     return budgeted_space(config, BASE, GELU, num_labels=4, limits=limits, head=head)
 
 
@@ -178,7 +178,7 @@ def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
 
 
 def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:
-    config = load_config("demo", TABLE)
+    config = load_config("demo-ffn", TABLE)
     start = Architecture.uniform(BASE, expansion=Fraction(1, 2))
     space = budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({"graphs"}), mutation_rate=0.4)
     assert (space.min_params, space.mutation_rate) == (1, 0.4)
@@ -187,7 +187,7 @@ def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:
 
 def test_two_goals_leave_the_box_open_below() -> None:
     stages = {f"stage{n}.sampler": "nsga2" for n in (1, 2, 3)}
-    config = load_config("demo", TABLE | {"goals": "score,params"} | stages)
+    config = load_config("demo-ffn", TABLE | {"goals": "score,params"} | stages)
     assert budgeted_space(config, BASE, GELU, 4).min_params == 1
 
 
@@ -214,7 +214,7 @@ def test_the_early_check_refuses_only_what_fits_with_no_head(head: cost.HeadCost
     costs = {"max_params": cost.params(smallest, 1, head), "max_macs": cost.macs(smallest, num_labels=1, head=head)}
 
     def passes(most: int) -> bool:
-        config = load_config("demo", TABLE | {f"space.{limit}": most, "space.slack": 1.0})
+        config = load_config("demo-ffn", TABLE | {f"space.{limit}": most, "space.slack": 1.0})
         try:
             check_feasible(config, BASE, GELU)
         except SpaceError:
@@ -234,7 +234,9 @@ def test_the_early_check_refuses_only_what_no_head_reaches(head: cost.HeadCost) 
     largest = Architecture.uniform(BASE, stack=2)
 
     def check(least: int) -> None:
-        check_feasible(load_config("demo", TABLE | {"space.min_params": least, "space.max_params": "1G"}), BASE, GELU)
+        check_feasible(
+            load_config("demo-ffn", TABLE | {"space.min_params": least, "space.max_params": "1G"}), BASE, GELU
+        )
 
     check(cost.params(largest, MOST_LABELS, head))
     beyond = 1 + max(cost.params(largest, MOST_LABELS, other) for other in HEADS)

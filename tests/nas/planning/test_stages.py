@@ -31,7 +31,7 @@ from search_spaces.spaces import GRAPHS, SIZES
 from tests.nas.tiny_study import TinyStudy
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
-DEMO = load_config("demo")
+DEMO = load_config("demo-ffn")
 
 
 @pytest.mark.parametrize("sampler", ["lanas", "lanas-published"])

@@ -62,7 +62,7 @@ def write(
     unfinished: bool = False,
     sampler: str = "random",
     rows_of_confirmations: bool = True,
-    config: str = "demo",
+    config: str = "demo-ffn",
 ) -> Path:
     """Write a study's folder.
 

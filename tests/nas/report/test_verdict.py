@@ -96,7 +96,7 @@ def test_a_trial_that_ended_before_it_began_by_the_clock_took_no_time(study: Stu
 
 
 def test_what_the_winner_keeps(study: Study) -> None:
-    config = load_config("demo", {"tasks": [synthetic.TASK], "keep.fraction": "98%", "space.uniform": 1})
+    config = load_config("demo-ffn", {"tasks": [synthetic.TASK], "keep.fraction": "98%", "space.uniform": 1})
     kept = {"share": 0.991, "standard_error": 0.004, "confidence": 0.97}
     found = replace(with_lead(study, lead(0.1)), config=config)
     assert found.stages[0].best is not None

@@ -26,11 +26,11 @@ class Smallest(Proposer):
 
 def test_a_configuration_asks_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="there is no sampler 'smallest'"):
-        load_config("demo", {"stage1.sampler": "smallest"})
+        load_config("demo-ffn", {"stage1.sampler": "smallest"})
     monkeypatch.setitem(SAMPLERS, "smallest", Smallest)
-    assert load_config("demo", {"stage1.sampler": "smallest"}).stage1.sampler == "smallest"
+    assert load_config("demo-ffn", {"stage1.sampler": "smallest"}).stage1.sampler == "smallest"
     with pytest.raises(ConfigError, match=r"stage1\.sampler is smallest and goals are score,params: two goals need"):
-        load_config("demo", {"stage1.sampler": "smallest", "goals": "score,params"})
+        load_config("demo-ffn", {"stage1.sampler": "smallest", "goals": "score,params"})
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from nas.config.schema import ConfigError
 from nas.study.folder import Folder
 from search_spaces import PUBLISHED, Architecture
 
-DEMO = load_config("demo")
+DEMO = load_config("demo-ffn")
 
 
 def test_a_study_is_made_and_gone_on_with(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_what_a_stage_spends_is_free_until_it_begins(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "s")
     folder.create(DEMO)
     folder.begin("1", DEMO, None)
-    later = load_config("demo", {"stage2.trials": 7, "one_shot.steps": 9})
+    later = load_config("demo-ffn", {"stage2.trials": 7, "one_shot.steps": 9})
     folder.check(later, ["2"], resume=False)
     folder.begin("2", later, PUBLISHED["base"])
     assert load_config(str(folder.config)) == later
@@ -46,7 +46,7 @@ def test_what_a_stage_spends_is_free_until_it_begins(tmp_path: Path) -> None:
         folder.check(DEMO, ["3"], resume=False)
     for changes in ({"stage1.trials": 7}, {"space.stacks": [1, 2, 3]}, {"seed": 4}):
         with pytest.raises(ConfigError, match=f"configuration .{next(iter(changes))} is "):
-            folder.check(load_config("demo", {"stage2.trials": 7} | changes), ["3"], resume=False)
+            folder.check(load_config("demo-ffn", {"stage2.trials": 7} | changes), ["3"], resume=False)
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_searches_in_a_shared_database_are_kept_apart(folder: Folder, shared: st
 
 def test_a_new_search_whose_name_is_taken_in_a_shared_database(shared: str, tmp_path: Path) -> None:
     """The first of two searches with the same name in different folders has the studies."""
-    config = load_config("demo")
+    config = load_config("demo-ffn")
     first = Plan("1", config.stage1, SPACE, ())
     mine, other = (SearchRun(config=config, path=tmp_path / out / "demo", storage=shared) for out in ("a", "b"))
     for search in (mine, other):

@@ -27,7 +27,7 @@ def order_inputs(model: nn.Module, seed: int = 0) -> OrderInputs:
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_sorting_by_any_order_leaves_the_function(name: str, model: nn.Module) -> None:
-    scores = ORDERS[name](order_inputs(model))
+    scores = ORDERS[name].channels(order_inputs(model))
     assert [len(layer) for layer in scores] == [2] * BASE.depth
     with torch.no_grad():
         expected = model(**inputs(BATCHES[0])).logits
@@ -37,7 +37,7 @@ def test_sorting_by_any_order_leaves_the_function(name: str, model: nn.Module) -
 
 def test_each_is_what_its_name_says(model: nn.Module) -> None:
     block = model.bert.encoder.layer[1].ffn[1]
-    scores = {name: order(order_inputs(model))[1][1] for name, order in ORDERS.items()}
+    scores = {name: order.channels(order_inputs(model))[1][1] for name, order in ORDERS.items()}
     torch.testing.assert_close(
         scores["importance"], neuron_importance(model, BATCHES, summed_loss)[1][1], rtol=1e-6, atol=0
     )
@@ -49,4 +49,4 @@ def test_each_is_what_its_name_says(model: nn.Module) -> None:
     order_E = forward_selection(moments[1][1], block.project.weight.detach())
     assert torch.equal(scores["reconstruction"].argsort(descending=True), order_E)
     assert scores["unsorted"].argsort(descending=True).tolist() == list(range(BASE.inner))
-    assert not torch.equal(scores["random"], ORDERS["random"](order_inputs(model, 1))[1][1])
+    assert not torch.equal(scores["random"], ORDERS["random"].channels(order_inputs(model, 1))[1][1])

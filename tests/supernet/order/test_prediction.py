@@ -89,7 +89,7 @@ def test_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
 
 
 def test_the_base_graph_loses_what_the_second_moments_say(model: nn.Module) -> None:
-    scores = ORDERS["reconstruction"](OrderInputs(model, BATCHES, summed_loss, sampled_loss(0), 0))
+    scores = ORDERS["reconstruction"].channels(OrderInputs(model, BATCHES, summed_loss, sampled_loss(0), 0))
     model.load_state_dict(sort_channels(model.state_dict(), scores, model.config))
     moments = block_moments(model, BATCHES, sampled_loss(0))
     losses = predicted_losses(model, BATCHES, sampled_loss(0), ["gelu"], BASE.inner)["gelu"]

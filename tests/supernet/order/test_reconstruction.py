@@ -8,24 +8,22 @@ from torch.nn import functional as F
 from search_spaces import GELU, Architecture
 from supernet.build import build
 from supernet.order import reconstruction
-from supernet.order.moments import BlockMoments, MomentsError, block_moments, sampled_loss
+from supernet.order.moments import Moments, MomentsError, block_moments, sampled_loss
 from supernet.order.reconstruction import forward_selection
 from tests.tiny import BASE, batch, inputs, shaken
 
 
-def random_moments(inner: int = 12, width: int = 5, seed: int = 0) -> tuple[BlockMoments, Tensor]:
+def random_moments(inner: int = 12, width: int = 5, seed: int = 0) -> tuple[Moments, Tensor]:
     """Moments of correlated channels, and a weight."""
     generator = torch.Generator().manual_seed(seed)
     mixed = torch.randn(inner, inner, generator=generator, dtype=torch.float64)
     gradients = torch.randn(3 * width, width, generator=generator, dtype=torch.float64)
     covariance = mixed @ mixed.t() / inner
     weight = torch.randn(width, inner, generator=generator)
-    return BlockMoments(
-        100, torch.zeros(inner).double(), covariance, gradients.t() @ gradients / len(gradients)
-    ), weight
+    return Moments(100, torch.zeros(inner).double(), covariance, gradients.t() @ gradients / len(gradients)), weight
 
 
-def remaining(moments: BlockMoments, weight: Tensor, kept: list[int]) -> float:
+def remaining(moments: Moments, weight: Tensor, kept: list[int]) -> float:
     """The error of the best prediction of the output from the kept channels, by the formula of a Schur complement."""
     rest = [channel for channel in range(weight.shape[1]) if channel not in kept]
     covariance = moments.covariance_EE
@@ -57,7 +55,7 @@ def test_channels_without_news_come_last() -> None:
     source[10, [1, 2]] = 1
     covariance = source @ moments.covariance_EE @ source.t()
     weight = torch.cat((weight, weight[:, :3]), dim=1)
-    order = forward_selection(BlockMoments(100, torch.zeros(12).double(), covariance, moments.metric_DD), weight)
+    order = forward_selection(Moments(100, torch.zeros(12).double(), covariance, moments.metric_DD), weight)
     assert sorted(order.tolist()) == list(range(12))
     last = set(order[9:].tolist())
     # Of channels 3 and 9 either comes last, and of 1, 2 and 10 any.

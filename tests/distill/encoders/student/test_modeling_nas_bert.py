@@ -94,6 +94,19 @@ def test_without_an_ffn_a_layer_ends_with_its_attention(attention_experts: int) 
     }
 
 
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("experts", [1, 2])
+def test_a_layer_left_out_is_the_identity(experts: int, train: bool) -> None:
+    """Whether or not the other layers have experts, by which the forward pass of all layers is another."""
+    ffn = FFN(expansion=Fraction(1, 2), experts=Experts(experts))
+    layers = tuple(Layer(Attention(heads), part) for heads, part in ((0, FFN(stack=0)), (4, ffn), (0, FFN(stack=0))))
+    model = shaken(build(Architecture(BASE, layers), None)).train(train)
+    states = model(**inputs(batch()), output_hidden_states=True).hidden_states
+    assert torch.equal(states[0], states[1]) and torch.equal(states[2], states[3])
+    assert not torch.equal(states[1], states[2])
+    assert [len(list(layer.parameters())) > 0 for layer in model.encoder.layer] == [False, True, False]
+
+
 def test_factorized_embedding() -> None:
     """Next, this and previous word, zero beyond the ends of the sentence, as MobileBERT orders them."""
     embeddings = make("none", 7).embeddings
@@ -146,11 +159,14 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
     few = Architecture.of_ffns(BASE, (FFN(), FFN(stack=0), FFN(experts=Experts(2, half * 2))), attention_experts=2)
     # Of the attentions one has experts, one a single head, and one none.
     mixed = replace(few, layers=(few.layers[0], Layer(Attention(1), FFN()), Layer(Attention(0), FFN())))
-    architectures |= {"few": few, "mixed": mixed, "no FFNs": Architecture.uniform(BASE, stack=0)}
+    out = replace(mixed, layers=(Layer(Attention(0), FFN(stack=0)), *mixed.layers[1:]))
+    architectures |= {"few": few, "mixed": mixed, "left out": out, "no FFNs": Architecture.uniform(BASE, stack=0)}
     models |= {name: shaken(build(own, num_labels=LABELS)).eval() for name, own in architectures.items()}
     roberta = as_roberta(bert(labels=2)).config
     layers = (FFN(expansion=half, experts=Experts(2, half, "token_gate")), FFN(stack=2))
     own = Architecture.of_ffns(base_of_teacher(roberta)[0], layers)
+    without = replace(own, layers=(own.layers[0], Layer(Attention(0), FFN(stack=0))))
+    models["roberta, left out"] = shaken(build(without, template=roberta)).eval()
     for head in ("none", *TASK_TYPES):
         models[f"roberta-{head}"] = shaken(build(own, TASK_TYPES.get(head), template=roberta)).eval()
     save_file(inputs(batch()), tmp_path / "features.safetensors")

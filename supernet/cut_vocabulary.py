@@ -1,0 +1,238 @@
+"""Cut the vocabulary of an encoder to the pieces that a text uses, and all that spell anything.
+
+    python -m supernet.cut_vocabulary CHECKPOINT --task NAME --out DIR [--data DIR] [--pieces N]
+    python -m supernet.cut_vocabulary CHECKPOINT --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
+    python -m supernet.cut_vocabulary CHECKPOINT --corpus FILE|DIR|NAME ... --out DIR
+
+CHECKPOINT is an encoder with any head, or the folder of a student; its tokenizer is a fast one: WordPiece, BPE or
+Unigram. DIR gets the same model with fewer rows in its embeddings, and a tokenizer with as many pieces. Training rows
+are divided into the same pieces as before, so that the model computes the same for them, unless --pieces is smaller.
+Other text may be divided into more pieces. If CHECKPOINT has a head for the rows, the scores of both are measured.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill.cli import Parser, add_device_option, add_output_options, add_precision_option, at_least, interruptible
+from distill.command.folder import check_new, write_new
+from distill.command.options import add_rows_options, check_minima, check_rows
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+    from distill.tasks.encoding import Encoded
+    from distill.training.evaluation import EvalSet
+    from distill.training.measure import Measurements
+    from distill.training.run import Examples
+
+# Slow imports are inside functions, where Ctrl-C is caught.
+
+# The names of the models in metrics.json.
+WHOLE, CUT = "whole", "cut"
+# All of a row counts: no row has as many tokens.
+UNTRUNCATED = 1_000_000
+
+
+def parser() -> Parser:
+    result = Parser("supernet.cut_vocabulary", description=__doc__)
+    add = result.add_argument
+    add("checkpoint", help="an encoder (a folder, or a name on the hub), or the folder of a student")
+    add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder of the smaller checkpoint")
+    most = "keep at most N pieces, the most frequent (default: all that the rows use)"
+    add("--pieces", type=at_least(1), metavar="N", help=most)
+    rows = result.add_argument_group("rows")
+    add_rows_options(rows)
+    text = "text without labels, one source or several: a .txt file, a folder of such files, or a hub data set"
+    rows.add_argument("--corpus", nargs="+", metavar="TEXT", help=text)
+    add_device_option(result)
+    add_precision_option(result)
+    add_output_options(result, "the content of metrics.json")
+    # What else `distill` does with rows.
+    result.set_defaults(pack=False, masked_lm=False, finetune_teacher=0)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    options = parser().parse_args(argv)
+
+    def command() -> int:
+        check(options)
+        return run(options)
+
+    return interruptible("supernet.cut_vocabulary", command)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise UserError for invalid options, before anything is loaded."""
+    check_rows(options, parser())
+    check_minima(options, max_length=8)
+    check_new(options.out)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Cut the vocabulary, measure the model before and after, and save it with these measurements."""
+    import torch
+    from rich.console import Console
+    from transformers.utils import logging
+
+    from distill.command.examples import load_examples
+    from distill.command.report import report, show, write_metrics
+    from distill.tasks.encoding import token_frequencies
+    from distill.training.layout import ARCHITECTURE_FILE
+    from distill.training.loop import make_accelerator
+    from distill.training.teacher import check_vocabulary, labels_of, load_config, load_tokenizer, load_unchanged
+    from foundation.files import save_pretrained, scratch_folder
+    from search_spaces.architecture import Architecture
+    from supernet.vocabulary import cut_model, cut_tokenizer, ids_in_use, kept_ids
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    source, most = options.checkpoint, options.pieces
+    accelerator = make_accelerator(options.device, options.mixed_precision)
+    config, tokenizer = load_config(source, students=True), load_tokenizer(source)
+    check_vocabulary(source, config, tokenizer)
+    also = ids_in_use(tokenizer, config)
+    kept_ids(tokenizer, torch.zeros(0), most, also)  # refuses what it would refuse after all rows have been read
+    stored = Path(source) / ARCHITECTURE_FILE
+    architecture = Architecture.load(stored) if stored.exists() else None
+    model = load_unchanged(source)
+
+    untruncated = argparse.Namespace(**vars(options) | {"max_length": UNTRUNCATED})
+    examples = load_examples(untruncated, tokenizer, labels_of(config))
+    kept = kept_ids(tokenizer, token_frequencies(examples.train, config.vocab_size), most, also)
+    with scratch_folder() as folder:
+        small = cut_tokenizer(tokenizer, kept, folder)
+    after = load_examples(untruncated, small, labels_of(config))
+    otherwise = count_otherwise(examples, after, kept, most)
+    model = with_head_for(source, model, examples)
+    models = {WHOLE: model, CUT: cut_model(model, kept)}
+    measured = measurements(models, {WHOLE: examples, CUT: after}, options.max_length, accelerator)
+    metrics = report(options, examples, accelerator, measured, spelled_otherwise=otherwise)
+    if not scorable(model, examples):
+        metrics["metrics"] = ()
+
+    def write(draft: Path) -> None:
+        save_pretrained(draft, models[CUT], small)
+        if architecture is not None:
+            base = replace(architecture.base, vocabulary=len(kept))
+            replace(architecture, base=base).save(draft / ARCHITECTURE_FILE)
+        write_metrics(draft, metrics)
+
+    write_new(options.out, write)
+    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    return show(options, console, metrics, *lines(metrics))
+
+
+def count_otherwise(before: "Examples", after: "Examples", kept: Sequence[int], most: int | None) -> dict[str, int]:
+    """The number of examples that are divided into other pieces than before, by the name of the split.
+
+    Raises:
+        RuntimeError: training rows are, although all their pieces are kept; only a word with an unknown character may
+            be, since a shorter piece at its start may be followed by one with that character.
+    """
+    from supernet.vocabulary import having, spelled_otherwise
+
+    train = spelled_otherwise(before.train, after.train, kept)
+    if most is None and (wrong := set(train.tolist()) - having(before.train, before.tokenizer.unk_token_id)):
+        raise RuntimeError(f"training row {min(wrong)} is divided into other pieces, although all of its own are kept")
+    counts = {"train": len(train)}
+    if before.eval_set is not None and after.eval_set is not None:
+        counts["dev"] = len(spelled_otherwise(before.eval_set.encoded, after.eval_set.encoded, kept))
+    return counts
+
+
+def scorable(model: "PreTrainedModel", examples: "Examples") -> bool:
+    """Whether the model has a head of the type that the rows of the dev split need."""
+    from distill.tasks.types import get_task_type, task_type_of
+
+    head = task_type_of(model)
+    return (
+        examples.eval_set is not None and head is not None and head.suffix == get_task_type(examples.task_type).suffix
+    )
+
+
+def with_head_for(source: str, model: "PreTrainedModel", examples: "Examples") -> "PreTrainedModel":
+    """The checkpoint in eval mode; a head of the type that the rows need must be for their classes.
+
+    Raises:
+        TeacherError: it is for others.
+    """
+    from distill.training.teacher import load_model
+
+    if scorable(model, examples):
+        model = load_model(source, examples.labels, examples.task_type, new_head=False)
+    return model.eval()
+
+
+def measurements(
+    models: Mapping[str, "PreTrainedModel"],
+    examples: Mapping[str, "Examples"],
+    max_length: int,
+    accelerator: "Accelerator",
+) -> "Measurements":
+    """What is measured of each model, with the examples as its tokenizer encodes them: its size, the mean tokens of a
+    row (of the dev split, if there is one) and, if it can be scored, all metrics on dev rows of up to `max_length`
+    tokens, the cut model's with the difference to the whole one's.
+
+    Raises:
+        UserError: the model has fewer positions than a row has tokens.
+    """
+    from distill.training.measure import measure, scores
+
+    measured = measure(models, None, accelerator)
+    rows = len(counted(examples[WHOLE]))
+    for name, model in models.items():
+        parameters = list(model.parameters())
+        measured[name] |= {
+            "bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            "pieces": model.config.vocab_size,
+            "tokens_per_row": len(counted(examples[name]).input_ids) / rows,
+        }
+    if scorable(models[WHOLE], examples[WHOLE]):
+        sets = {name: truncated(models[name], of_model, max_length) for name, of_model in examples.items()}
+        contributions = {name: sets[name].contributions(model, accelerator) for name, model in models.items()}
+        for name, metrics in scores(sets[WHOLE].task, contributions, WHOLE).items():
+            measured[name] |= metrics
+    return measured
+
+
+def counted(examples: "Examples") -> "Encoded":
+    """The rows whose tokens are counted: of the dev split, or if there is none, of the text."""
+    return examples.train if examples.eval_set is None else examples.eval_set.encoded
+
+
+def truncated(model: "PreTrainedModel", examples: "Examples", max_length: int) -> "EvalSet":
+    """The dev split in rows of up to `max_length` tokens.
+
+    Raises:
+        UserError: the model has fewer positions than a row has tokens.
+    """
+    from distill.tasks.types import encode
+    from distill.training.teacher import check_positions
+
+    assert examples.eval_set is not None
+    split = examples.eval_set.split
+    encoded = encode(examples.tokenizer, split, max_length, task_type=examples.task_type)
+    check_positions(model.name_or_path, model.config, int(encoded.lengths.max()), f"--max-length {max_length}")
+    return replace(examples.eval_set, encoded=encoded)
+
+
+def lines(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """What metrics.json has and its table does not."""
+    whole, cut = (metrics["models"][name] for name in (WHOLE, CUT))
+    yield f"pieces:         {whole['pieces']:,} → {cut['pieces']:,}"
+    yield f"weights:        {whole['bytes'] / 1e6:.1f} MB → {cut['bytes'] / 1e6:.1f} MB"
+    yield f"tokens per row: {whole['tokens_per_row']:.2f} → {cut['tokens_per_row']:.2f}"
+    rows = {"train": "training rows", "dev": "dev rows"}
+    of = {name: f"{count:,} {rows[name]}" for name, count in metrics["spelled_otherwise"].items()}
+    yield f"divided into other pieces than before: {' and '.join(of.values())}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""A layer with neither heads nor an FFN: its output is its input, and nothing of it is stored."""
+
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+
+from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
+from search_spaces.cost import layer_params
+from supernet.build import base_of_teacher, build
+from tests.renamed import as_roberta
+from tests.tiny import batch, bert, inputs, shaken
+
+TEACHERS = {"bert": bert(num_hidden_layers=4)}
+TEACHERS["roberta"] = as_roberta(TEACHERS["bert"])
+HALF = Fraction(1, 2)
+
+
+def student(family: str, routed: bool) -> tuple[Any, Architecture]:
+    """Of four layers the second and the last are left out; with experts, the tokens are passed to all layers."""
+    config = TEACHERS[family].config
+    base, graph = base_of_teacher(config)
+    ffn = FFN(graph, 2, HALF, Experts(2, HALF) if routed else Experts())
+    none = Layer(Attention(0), FFN(stack=0))
+    architecture = Architecture(base, (Layer(Attention(3), ffn), none, Layer(Attention(0), ffn), none))
+    torch.manual_seed(0)
+    return shaken(build(architecture, num_labels=3, template=config)).eval(), architecture
+
+
+@pytest.mark.parametrize("routed", [False, True])
+@pytest.mark.parametrize("family", TEACHERS)
+def test_its_output_is_its_input(family: str, routed: bool) -> None:
+    model, architecture = student(family, routed)
+    states = model(**inputs(batch()), output_hidden_states=True).hidden_states
+    assert [torch.equal(*pair) for pair in pairwise(states)] == [False, True, False, True]
+    layers = model.base_model.encoder.layer
+    for layer, own in zip(layers, architecture.layers, strict=True):
+        size = sum(parameter.numel() for parameter in layer.parameters())
+        assert size == layer_params(architecture.base, own) and (size == 0) == own.left_out
+
+
+@pytest.mark.parametrize("family", TEACHERS)
+def test_it_costs_nothing(family: str) -> None:
+    """Of the real model's parameters and products."""
+    model, architecture = student(family, False)
+    assert sum(parameter.numel() for parameter in model.parameters()) == cost.params(architecture, 3)
+    products = 0
+
+    def count(module: nn.Linear, given: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
+        nonlocal products
+        products += given[0].numel() * module.out_features
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(count)
+    model(input_ids=torch.ones(1, 7, dtype=torch.long))
+    width = 3 * architecture.base.width // architecture.base.heads
+    assert cost.macs(architecture, 7, 3) == products + 2 * 7**2 * width
+
+
+@pytest.mark.parametrize("routed", [False, True])
+@pytest.mark.parametrize("family", TEACHERS)
+@torch.no_grad()
+def test_it_is_saved_and_loaded(family: str, routed: bool, tmp_path: Path) -> None:
+    model, _ = student(family, routed)
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, trust_remote_code=True, output_loading_info=True
+    )
+    assert not any(info.values())
+    assert torch.equal(loaded.eval()(**inputs(batch())).logits, model(**inputs(batch())).logits)
