@@ -40,7 +40,7 @@ class Card:
         form: the family of which the model is an ordinary checkpoint, which needs no code of its own; None if it is a
             student.
         cost_of_form: what this costs; "" without a form.
-        forms: by the names of ONNX files, the scores as `nas.export.int8.scores_of_forms` returns them, or None.
+        forms: by the names of ONNX files, the scores as `nas.onnx.int8.scores_of_forms` returns them, or None.
         latency: None if it was not measured.
         command: the words of the export's command line.
     """

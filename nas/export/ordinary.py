@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from distill.encoders.family import CHANNELS, FAMILIES, HEADS, Family, family_of
 from distill.encoders.student.configuration import attention_experts, is_left_out
 from nas.export.checkpoint import ExportError, type_of_head
-from nas.export.onnx import TOLERANCE, padded_batch
+from nas.onnx.model import TOLERANCE, padded_batch
 from search_spaces.architecture import Architecture
 from search_spaces.layer import FFN
 

@@ -16,8 +16,10 @@ from distill.training.progress import ProgressCallback, ignore_progress
 from foundation.files import cache_folder
 from nas.config.schema import ConfigError, StudyConfig
 from nas.latency.limit import parse_latency, resolve
-from nas.latency.measure import TableSettings, TooBusy, latency_table
+from nas.latency.measure import latency_table
+from nas.latency.settings import TableSettings
 from nas.latency.table import LatencyTable
+from nas.latency.whole import TooBusy
 from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture
