@@ -8,12 +8,15 @@ from search_spaces.architecture import Architecture, ArchitectureError
 from search_spaces.base import Base
 from search_spaces.counting import Bounds, Cost, count_within
 from search_spaces.graph import FFNGraph
-from search_spaces.layer import FFN, Attention
+from search_spaces.layer import FFN, Attention, Embedding
 from search_spaces.limits import Limit
 
 
 def no_size_reason(base: Base, graph: FFNGraph, choices: Mapping[str, Sequence[Any]]) -> str:
-    """Why no layer can have one of these sizes, or none has an FFN; empty if some can."""
+    """Why no part can have one of these sizes, or no layer has an FFN; empty if some can."""
+    for rank in choices["rank"]:
+        if reason := Embedding(rank).invalid_reason(base):
+            return f"ranks: {reason.removeprefix('rank: ')}"
     stacks, expansions, experts = (choices[name] for name in ("stack", "expansion", "experts"))
     attentions = [Attention(*size) for size in product(choices["heads"], choices["attention_experts"])]
     if all(reasons := [attention.invalid_reason(base) for attention in attentions]):
@@ -36,8 +39,8 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
     """The message of `SpaceError` for an empty space: which bounds no architecture keeps, and what would help.
 
     Args:
-        bounds: on the sums of the costs of layers and head: parameters, then those of the limits.
-        part_costs: the costs of the options of each layer and of the head.
+        bounds: on the sums of the costs of all parts: parameters, then those of the limits.
+        part_costs: the costs of the options of each part.
         fixed: the parameters of everything else.
     """
     ranges = [

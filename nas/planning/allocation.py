@@ -15,7 +15,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from nas.preparation.predictions import HEADS
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.counting import Cost
+from search_spaces.counting import Cost, add
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import FFN, Attention, Layer
 from search_spaces.operations import UNARY
@@ -126,8 +126,8 @@ def allocate(
     Returns:
         None if there is no such architecture.
     """
-    head = space.rows(space.start_graphs)[0][-1][0]
-    variables = _variables(space, losses, space.cost(head), whole_layers)
+    head, embedding = (options[0] for options in space.rows(space.start_graphs)[0][-2:])
+    variables = _variables(space, losses, add(space.cost(head), space.cost(embedding)), whole_layers)
     count, depth = len(variables.options), space.base.depth
     bounds = space.bounds.without(variables.fixed)
     high = np.array(bounds.high, float)
@@ -175,7 +175,7 @@ def allocate(
             layers[layer] = replace(layers[layer], ffn=option)
         elif option is not None:
             layers[layer] = replace(layers[layer], attention=option)
-    architecture = space.of_parts([*layers, head])
+    architecture = space.of_parts([*layers, head, embedding])
     return architecture if space.within_budget(architecture) else None
 
 
@@ -191,18 +191,18 @@ def _is_nothing(option: Attention | FFN | None) -> bool:
     return option == FFN(stack=0) or (isinstance(option, Attention) and not option.heads)
 
 
-def _variables(space: Space, losses: PredictedLosses, head: Cost, whole_layers: bool) -> _Variables:
+def _variables(space: Space, losses: PredictedLosses, others: Cost, whole_layers: bool) -> _Variables:
     """The variables of a space; attentions have none if they do not vary.
 
     Args:
-        head: the cost of the head.
+        others: the cost of the head and of the embedding.
         whole_layers: as for `allocate`.
     """
     options: list[Attention | FFN | None] = []
     layers: list[int] = []
     predicted: list[float] = []
     costs: list[np.ndarray] = []
-    fixed = np.array(head)
+    fixed = np.array(others)
     for number in range(space.base.depth):
         attentions, ffns = _whole_or_nothing(space) if whole_layers else _options(space, number)
         most, some = max(attentions, key=lambda attention: attention.heads), next(ffn for ffn in ffns if ffn.stack)

@@ -326,7 +326,7 @@ class Search:
         """The budgets that `keep` tries, the largest first."""
         space = widest.space
         heads = partial(head_params, num_labels=space.num_labels, head=space.head)
-        limit = Limit("params", embedding_params(space.base), layer_params, keep.UNBOUNDED, heads)
+        limit = Limit("params", 0, layer_params, keep.UNBOUNDED, heads, embedding_params)
         if name != "params":
             bounded = limits_of(
                 self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.device, self.progress.update
@@ -340,7 +340,7 @@ class Search:
         # The cost of what no candidate lacks: everything but the FFNs or, if the number of heads varies, the layers.
         fixed = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
         if self.given.space.varies_heads:
-            fixed = limit.fixed + limit.cost(space.base, whole.head)
+            fixed = limit.fixed + limit.cost(space.base, whole.head) + limit.cost(space.base, whole.embedding)
         return keep.ladder(fixed, limit.total(whole), smallest)
 
     def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:
