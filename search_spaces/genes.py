@@ -287,6 +287,13 @@ def distance(base: Base, one: Part, other: Part) -> float:
     return sum(gene.distance(base, one, other) for gene in genes_of(one).values())
 
 
+def blocks_and_experts(part: Part) -> tuple[int, int]:
+    """What orders sizes of equally many parameters."""
+    if isinstance(part, Layer):
+        return part.ffn.stack, part.ffn.experts.count
+    return 0, part.experts if isinstance(part, Head) else 0
+
+
 def outside_ffns(architecture: Architecture) -> str:
     """What the genes of attention, head and embedding say in words, such as "4 experts in attention, embedding of rank
     64"; empty if all have their defaults.

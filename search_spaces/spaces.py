@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from foundation.errors import UserError, did_you_mean, shortened
+from foundation.errors import UserError, shortened
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import CLASSIFIER, HeadCost, embedding_params, head_params, layer_params
@@ -28,15 +28,14 @@ from search_spaces.counting import (
     is_on_grid,
     position_of,
 )
-from search_spaces.genes import SIZE_GENES, Part, genes_of
+from search_spaces.genes import SIZE_GENES, Part, blocks_and_experts, genes_of
 from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import FFN, Attention, Embedding, Head, Layer
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
-from search_spaces.reasons import no_fit_reason, no_size_reason
+from search_spaces.reasons import no_fit_reason, no_size_reason, setting_reason
 from search_spaces.spelling import GraphTrial, RandomTrial, Trial
-from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
 GRAPHS, SIZES = "graphs", "sizes"
 # The number of entries at which a cache of a space is emptied.
@@ -97,20 +96,10 @@ class Space:
     def __post_init__(self) -> None:
         if self.activation not in UNARY:
             raise SpaceError(f"graph: must be 'project(<activation>(expand(x)))', not '{self.graph}'")
-        for name in self.genes:
-            if name not in SIZE_GENES:
-                raise SpaceError(f"genes: unknown gene {name!r}{did_you_mean(name, SIZE_GENES)}")
+        if reason := setting_reason(self.genes, self.max_height, self.mutation_rate):
+            raise SpaceError(reason)
         defaults = {name: (gene.default(self.base),) for name, gene in SIZE_GENES.items()}
         object.__setattr__(self, "genes", {**defaults, **{name: tuple(some) for name, some in self.genes.items()}})
-        for name, choices in self.genes.items():
-            if not choices or len(set(choices)) < len(choices):
-                raise SpaceError(
-                    f"{SIZE_GENES[name].key}: must be one or more distinct values, not {shortened(choices)}"
-                )
-        if self.max_height is not None and not MIN_HEIGHT <= self.max_height <= MAX_HEIGHT:
-            raise SpaceError(f"max_height: must be from {MIN_HEIGHT} to {MAX_HEIGHT}, not {self.max_height}")
-        if not 0 <= self.mutation_rate <= 1:
-            raise SpaceError(f"mutation_rate: must be from 0 to 1, not {self.mutation_rate}")
         if not self.vary or not self.vary <= {GRAPHS, SIZES}:
             raise SpaceError(f"vary: must be graphs, sizes or both, not {shortened(sorted(self.vary))}")
         if self.start is None and self.vary != {GRAPHS, SIZES}:
@@ -295,9 +284,7 @@ class Space:
 
     @cached_property
     def _fixed_params(self) -> int:
-        """The parameters outside the layers and the head with the smallest embedding; another one costs what it has
-        more.
-        """
+        """The parameters outside the layers and the head with the smallest embedding; others cost what they add."""
         return min(embedding_params(self.base, part) for part in self.embedding_sizes)
 
     def _chooses_graph(self, layer: int) -> bool:
@@ -384,7 +371,7 @@ class Space:
     def _priced(self, options: Sequence[Part]) -> Row:
         """The options and their costs, in the order of their parameters."""
         priced = [(self.cost(part), part) for part in options]
-        priced.sort(key=lambda row: (row[0][0], *_blocks_and_experts(row[1])))
+        priced.sort(key=lambda row: (row[0][0], *blocks_and_experts(row[1])))
         return tuple(part for _, part in priced), tuple(cost for cost, _ in priced)
 
     def _ways(self, costs: Sequence[tuple[Cost, ...]], place: int, bounds: Bounds) -> list[int]:
@@ -410,10 +397,3 @@ class Space:
         """The prefix of the parameters of a part."""
         others = ("head", "embedding")
         return f"layer{place + 1}" if place < self.base.depth else others[place - self.base.depth]
-
-
-def _blocks_and_experts(part: Part) -> tuple[int, int]:
-    """What orders options of equally many parameters."""
-    if isinstance(part, Layer):
-        return part.ffn.stack, part.ffn.experts.count
-    return 0, part.experts if isinstance(part, Head) else 0
