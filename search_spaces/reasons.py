@@ -69,7 +69,7 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
         f"this space reaches from {smallest:,} to {largest:,}"
     )
     if max_params < smallest:
-        return f"{message}; raise max_params, or allow smaller expansions, smaller stacks or fewer experts"
+        return f"{message}; raise max_params, or allow smaller expansions, smaller stacks, or fewer heads or experts"
     if min_params > largest:
         return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
     binding: list[Limit] = []
@@ -78,7 +78,7 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
             return (
                 f"no architecture keeps to {limit.name} {limit.in_words(limit.maximum)}: the smallest in this space is "
                 f"{limit.in_words(limit.fixed + lowest)}; raise max_{limit.name}, or allow smaller expansions, smaller "
-                "stacks or fewer experts"
+                "stacks, or fewer heads or experts"
             )
         if limit.fixed + highest > limit.maximum:
             binding.append(limit)

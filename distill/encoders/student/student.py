@@ -75,7 +75,9 @@ class StudentLayer:
         **kwargs: Any,
     ) -> Any:
         """As the family's layer, unless it is left out; a model with experts passes `tokens`."""
-        if tokens is None and self.attention is not None:
+        if self.attention is None:
+            return hidden_states
+        if tokens is None:
             return super().forward(hidden_states, attention_mask, *unused, **kwargs)  # type: ignore[misc]
         hidden_BTD = self.attend(hidden_states, attention_mask, tokens, **kwargs)
         routing = None if self.router is None else self.router(hidden_BTD, tokens)
