@@ -92,6 +92,7 @@ def inherit(
         if module == "expand" and ffn.graph.gated and gate not in weights:
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
     prefix = family.prefix(weights)
+    before = prefix.removesuffix(f"{family.layers}.")
     for layer, ffn in enumerate(architecture.ffns):
         if (count := block_counts[layer]) < ffn.stack:
             raise ValueError(f"layers[{layer}].ffn.stack is {ffn.stack}; the supernet has {count} blocks there")
@@ -99,18 +100,26 @@ def inherit(
         if layers[layer].attention.heads and output in inherited and query not in inherited:
             raise ValueError(f"layers[{layer}].attention.heads is above 0; the supernet has none there")
         inherited |= _gates(weights, base, layers[layer], f"{prefix}{layer}.", layer, seed)
-    inherited = _outside_layers(inherited, architecture, family, frequencies, seed)
+    inherited = _outside_layers(inherited, architecture, family, before, frequencies, seed)
     if not architecture.has_experts or any(name.endswith(f".{TABLE}") for name in weights):
         return inherited
     return routing_tables(architecture, prefix, frequencies, seed) | inherited
 
 
 def _outside_layers(
-    weights: dict[str, Tensor], architecture: Architecture, family: Family, frequencies: Tensor | None, seed: int
+    weights: dict[str, Tensor],
+    architecture: Architecture,
+    family: Family,
+    prefix: str,
+    frequencies: Tensor | None,
+    seed: int,
 ) -> dict[str, Tensor]:
-    """The weights with the word embedding and the head of this architecture."""
-    before = family.prefix(weights).removesuffix(f"{family.layers}.")
-    weights = of_rank(weights, before, family, architecture.embedding.rank, frequencies)
+    """The weights with the word embedding and the head of this architecture.
+
+    Args:
+        prefix: what stands before the names of the base model.
+    """
+    weights = of_rank(weights, prefix, family, architecture.embedding.rank, frequencies)
     if architecture.head.experts > 1 and f"{EXPERT_HEAD}weight" in weights:
         classifier = weights.pop(f"{EXPERT_HEAD}weight")
         del weights[f"{EXPERT_HEAD}bias"]

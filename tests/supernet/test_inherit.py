@@ -228,7 +228,7 @@ DEEP = {gated: shaken(build(Architecture.uniform(BASE, GEGLU if gated else GELU,
 def test_experts_of_any_architecture_take_slices(architecture: Architecture, gated: bool) -> None:
     """And the leading heads."""
     assert BASE.with_gates_of(architecture.base) == architecture.base
-    check_experts(DEEP[gated], replace(architecture, head=Head()))
+    check_experts(DEEP[gated], replace(architecture, head=Head(), embedding=Embedding()))
 
 
 def test_routers_of_the_supernet_lead() -> None:
