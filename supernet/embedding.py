@@ -11,18 +11,16 @@ from torch import Tensor
 from distill.encoders.family import DECODERS, Family
 
 
-def principal_axes(words_VD: Tensor, frequencies: Tensor | None = None) -> Tensor:
+def principal_axes(words_VD: Tensor, frequencies: Tensor) -> Tensor:
     """The orthonormal axes (D, D), one in each column, on the first R of which the words have the least mean squared
     distance to themselves, for every R: the eigenvectors of E' diag(f + 1) E, the largest eigenvalue first. So
     E V_R V_R' is the best approximation of rank R in this norm.
 
     Args:
-        frequencies: how often each word occurs (V,); 1 is added, so that words which do not occur are not lost. None:
-            all words count alike.
+        frequencies: how often each word occurs (V,); 1 is added, so that words which do not occur are not lost.
     """
     words_VD = words_VD.double()
-    weights_V = torch.ones(len(words_VD)) if frequencies is None else frequencies + 1
-    weighted_VD = words_VD * weights_V.to(words_VD)[:, None]
+    weighted_VD = words_VD * (frequencies + 1).to(words_VD)[:, None]
     _, axes_DD = torch.linalg.eigh(words_VD.t() @ weighted_VD)
     return axes_DD.flip(1)
 
@@ -38,7 +36,8 @@ def of_rank(
         frequencies: as for `principal_axes`.
 
     Raises:
-        ValueError: the weights are of a lower rank.
+        ValueError: the weights are of a lower rank, or frequencies are missing. (If all words counted alike, such as
+            [CLS] would be lost.)
     """
     words, word_map = (f"{prefix}{path}.weight" for path in (family.words, family.word_map))
     own = weights[words].shape[1] if word_map in weights else None
@@ -47,6 +46,10 @@ def of_rank(
     if own is not None and (rank is None or rank > own):
         raise ValueError(f"embedding.rank is {rank or 'the full one'}; the word embedding to inherit has rank {own}")
     assert rank is not None
+    if frequencies is None:
+        raise ValueError(
+            f"embedding.rank is {rank}: what is kept of words depends on how often they occur, which is not known"
+        )
     words_VD = weights[words] if own is None else weights[words] @ weights[word_map].t()
     axes_DR = principal_axes(words_VD, frequencies)[:, :rank].to(words_VD.dtype)
     low = {words: words_VD @ axes_DR, word_map: axes_DR.contiguous()}

@@ -44,7 +44,7 @@ def inherit(
         weights: state dict of a dense supernet on the same base, with at least as many blocks in every layer.
         architecture: the candidate's architecture.
         frequencies: frequency of every token id (vocabulary,), for routings that need it, and for a word embedding of
-            lower rank, for which all words count alike without them.
+            lower rank.
         seed: seed for routing tables and for new gates and heads.
 
     Returns:

@@ -202,8 +202,8 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
     """Refuse an architecture that a stage on this base cannot refine.
 
     Raises:
-        ConfigError: it is on another base, has more blocks than the supernet, or a gene of attention or head has a
-            value that is not in the space.
+        ConfigError: it is on another base, has more blocks than the supernet, or a gene of attention, head or embedding
+            has a value that is not in the space.
     """
     if start is None:
         return
@@ -212,7 +212,7 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
             "the architecture to refine is on another base than this study's: they differ in "
             f"{start.base.differences(base)}; give --from an architecture on this study's base"
         )
-    for name, choices in config.space.genes().items():
+    for name, choices in ({"rank": (None,)} | config.space.genes()).items():
         gene = GENES[name]
         for value in map(gene.read, gene.parts(start)):
             if value not in choices and not gene.of_ffn:

@@ -354,7 +354,9 @@ def test_all_axes_are_exact() -> None:
     words = whole.get_input_embeddings().weight.detach()
     axes = principal_axes(words, torch.zeros(BASE.vocabulary, dtype=torch.long))
     torch.testing.assert_close(words.double() @ axes @ axes.t(), words.double())
-    candidate = build(architecture, weights=inherit(whole.state_dict(), architecture)).eval()
+    candidate = build(
+        architecture, weights=inherit(whole.state_dict(), architecture, torch.zeros(BASE.vocabulary))
+    ).eval()
     lost = candidate.get_input_embeddings()(torch.arange(BASE.vocabulary)) - words
     least = torch.linalg.svdvals(words)[-1]
     torch.testing.assert_close(lost.norm(), least, rtol=1e-3, atol=1e-5)
@@ -362,7 +364,11 @@ def test_all_axes_are_exact() -> None:
 
 def test_a_higher_rank_cannot_be_inherited() -> None:
     whole, architecture = rank_of()
-    low = inherit(whole.state_dict(), architecture)
+    with pytest.raises(
+        ValueError, match=r"embedding\.rank is 8: .* depends on how often they occur, which is not known"
+    ):
+        inherit(whole.state_dict(), architecture)
+    low = inherit(whole.state_dict(), architecture, FREQUENCIES)
     for rank, said in ((9, "9"), (None, "the full one")):
         with pytest.raises(ValueError, match=f"embedding.rank is {said}; the word embedding to inherit has rank 8"):
             inherit(low, replace(architecture, embedding=Embedding(rank)))
