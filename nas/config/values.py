@@ -91,6 +91,12 @@ HeadCounts = Annotated[
     Field(min_length=1),
     AfterValidator(_distinct),
 ]
+# Choices for the rank of the word embedding.
+Ranks = Annotated[
+    tuple[Annotated[int, Field(strict=True, ge=1, le=LARGEST["width"])], ...],
+    Field(min_length=1),
+    AfterValidator(_distinct),
+]
 Latency = Annotated[str, AfterValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
 Steps = Annotated[int, Field(ge=0, le=10_000_000)]

@@ -26,7 +26,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.counting import add
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import FFN, Head, Layer
+from search_spaces.layer import FFN, Embedding, Head, Layer
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 from supernet.order.importance import allocate_by_importance
@@ -48,6 +48,11 @@ class HeadMacs:
 
     def __call__(self, base: Base, part: Head) -> int:
         return cost.head_macs(base, part, num_labels=self.num_labels, head=self.head)
+
+
+def embedding_macs(base: Base, part: Embedding) -> int:
+    """The MACs of the map of an embedding of smaller rank, beyond those of the full one."""
+    return cost.embedding_macs(base, part) - cost.embedding_macs(base)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,8 @@ def macs_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
     if config.space.max_macs is None and "macs" not in config.goals:
         return ()
     maximum = config.space.max_macs or NO_LIMIT
-    return (Limit("macs", cost.embedding_macs(base), cost.layer_macs, maximum, HeadMacs(num_labels, head)),)
+    heads = HeadMacs(num_labels, head)
+    return (Limit("macs", cost.embedding_macs(base), cost.layer_macs, maximum, heads, embedding_macs),)
 
 
 def check_feasible(
@@ -200,7 +206,7 @@ def budgeted_space(
     The lower bound is `min_params`; if that is not set, it lies below the upper bound (or below the parameters of the
     largest uniform slice that keeps to the `limits`, if these are fewer) by the fraction `slack` of the distance to the
     smallest architecture. Uniform slices are dense, even if the space has experts, like the `base_model`.
-    There is no lower bound if sizes do not vary, a cost is minimized or the number of heads varies.
+    There is no lower bound if sizes do not vary, a cost is minimized, or the number of heads or the rank varies.
 
     Args:
         base: the study's.
@@ -215,7 +221,7 @@ def budgeted_space(
         assert table.uniform is not None
         max_params = cost.params(whole.with_ffns([FFN(graph, 1, table.uniform)] * base.depth), num_labels, head)
     min_params = table.min_params
-    if min_params is None and (len(config.goals) > 1 or table.varies_heads):
+    if min_params is None and (len(config.goals) > 1 or table.varies_heads or table.ranks is not None):
         min_params = 1
     if min_params is None:
         sizes = [(choose(table.stacks), choose(table.expansions)) for choose in (min, max)]

@@ -2,18 +2,22 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import RobertaConfig
 
 from distill.tasks.types import TASK_TYPES
-from search_spaces import FFN, GELU, Architecture, Attention, Base, Experts, FFNGraph, Head, Layer
+from search_spaces import FFN, GELU, Architecture, Attention, Base, Embedding, Experts, FFNGraph, Head, Layer
 from search_spaces.cost import project_width
 from search_spaces.routing import ROUTINGS
 from supernet.build import build
+from supernet.embedding import principal_axes
 from supernet.experts.routers import DEVIATION, routing_table
 from supernet.inherit import attention_slice, inherit
 from tests.search_spaces import strategies
@@ -264,7 +268,7 @@ DEEP = {gated: shaken(build(Architecture.uniform(BASE, GEGLU if gated else GELU,
 def test_experts_of_any_architecture_take_slices(architecture: Architecture, gated: bool) -> None:
     """And the leading heads."""
     assert BASE.with_gates_of(architecture.base) == architecture.base
-    check_experts(DEEP[gated], replace(architecture, head=Head()))
+    check_experts(DEEP[gated], replace(architecture, head=Head(), embedding=Embedding()))
 
 
 def test_routers_of_the_supernet_lead() -> None:
@@ -348,3 +352,63 @@ def test_only_routers_and_heads_depend_on_the_seed() -> None:
     assert changed == {f"bert.encoder.{name}" for name in drawn} | head
     for name, tensor in default.items():
         assert torch.equal(tensor, zero[name]) and torch.equal(one[name], again[name])
+
+
+def rank_of(template: Any = None, head: str = "classification", rank: int = 8) -> tuple[Any, Architecture]:
+    """A full model with uneven words, and its architecture with a word embedding of this rank."""
+    whole = shaken(build(Architecture.uniform(BASE), TASK_TYPES[head], template=template)).eval()
+    with torch.no_grad():
+        whole.get_input_embeddings().weight.mul_(torch.rand(BASE.vocabulary, 1))
+    return whole, replace(Architecture.uniform(BASE), embedding=Embedding(rank))
+
+
+@pytest.mark.parametrize("head", ["classification", "masked_lm"])
+@pytest.mark.parametrize("template", [None, RobertaConfig(layer_norm_eps=1e-12, pad_token_id=0)])
+@torch.no_grad()
+def test_the_words_of_lower_rank_are_a_weighted_svd(head: str, template: Any) -> None:
+    """Against numpy's SVD of the words times the roots of their frequencies, which is the best approximation."""
+    whole, architecture = rank_of(template, head)
+    frequencies = torch.arange(BASE.vocabulary) ** 2
+    weights = inherit(whole.state_dict(), architecture, frequencies)
+    candidate = build(architecture, TASK_TYPES[head], template=template, weights=weights)
+    embedding, words = candidate.eval().get_input_embeddings(), whole.get_input_embeddings().weight
+    roots = np.sqrt(frequencies.double().numpy() + 1)[:, None]
+    left, values, right = np.linalg.svd(roots * words.double().numpy())
+    expected = (left[:, :8] * values[:8]) @ right[:8] / roots
+    np.testing.assert_allclose(embedding(torch.arange(BASE.vocabulary)).numpy(), expected, atol=1e-5)
+    # The model with these words computes the same, also where they are the output map.
+    whole.get_input_embeddings().weight.copy_(torch.from_numpy(expected))
+    torch.testing.assert_close(logits(candidate), logits(whole), rtol=1e-4, atol=1e-5)
+    # Its own words have that rank already, so their best approximation of any higher one is exact.
+    again = inherit(candidate.state_dict(), architecture, frequencies)
+    assert all(torch.equal(tensor, candidate.state_dict()[name]) for name, tensor in again.items())
+    lower = replace(architecture, embedding=Embedding(5))
+    of_both = [inherit(model.state_dict(), lower, frequencies) for model in (candidate, whole)]
+    pair = [build(lower, TASK_TYPES[head], template=template, weights=weights).eval() for weights in of_both]
+    torch.testing.assert_close(logits(pair[0]), logits(pair[1]), rtol=1e-4, atol=1e-5)
+
+
+def test_all_axes_are_exact() -> None:
+    """At the last rank below the width the least of all axes is lost, and no word that does not occur."""
+    whole, architecture = rank_of(rank=BASE.width - 1)
+    words = whole.get_input_embeddings().weight.detach()
+    axes = principal_axes(words, torch.zeros(BASE.vocabulary, dtype=torch.long))
+    torch.testing.assert_close(words.double() @ axes @ axes.t(), words.double())
+    candidate = build(
+        architecture, weights=inherit(whole.state_dict(), architecture, torch.zeros(BASE.vocabulary))
+    ).eval()
+    lost = candidate.get_input_embeddings()(torch.arange(BASE.vocabulary)) - words
+    least = torch.linalg.svdvals(words)[-1]
+    torch.testing.assert_close(lost.norm(), least, rtol=1e-3, atol=1e-5)
+
+
+def test_a_higher_rank_cannot_be_inherited() -> None:
+    whole, architecture = rank_of()
+    with pytest.raises(
+        ValueError, match=r"embedding\.rank is 8: .* depends on how often they occur, which is not known"
+    ):
+        inherit(whole.state_dict(), architecture)
+    low = inherit(whole.state_dict(), architecture, FREQUENCIES)
+    for rank, said in ((9, "9"), (None, "the full one")):
+        with pytest.raises(ValueError, match=f"embedding.rank is {said}; the word embedding to inherit has rank 8"):
+            inherit(low, replace(architecture, embedding=Embedding(rank)))
