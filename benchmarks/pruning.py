@@ -63,7 +63,7 @@ class Pruned:
     def __init__(self, options: Namespace, seed: int) -> None:
         self.options, self.seed = options, seed
         self.config = load_config(options.preset, {"seed": seed})
-        self.workspace = prepare(self.config)
+        self.workspace = prepare(self.config, outputs=False)
         if self.workspace.compensation is None:
             raise BenchmarkError(f"{options.preset}: supernet.inheritance is sliced: give a preset with compensated")
         self.evaluator = TrainedEvaluator(self.workspace)

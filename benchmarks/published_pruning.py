@@ -85,7 +85,7 @@ class Sublayer:
         return part(layer, family.output), part(layer, family.attention_norm)
 
 
-Masks = Mapping[Sublayer, Tensor]  # of each sublayer, which units are kept: (U,) bool
+OfUnits = Mapping[Sublayer, Tensor]  # of each sublayer a value for every unit, such as whether it is kept: (U,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ class Teacher:
             raise BenchmarkError(f"--budgets: the fewest heads and channels exceed {budget:,} MACs: give a smaller one")
         return left
 
-    def only(self, model: PreTrainedModel, masks: Masks) -> PreTrainedModel:
+    def only(self, model: PreTrainedModel, masks: OfUnits) -> PreTrainedModel:
         """The model with only these of its units, and all of the sublayers that are not mentioned."""
         heads, channels = (list(units) for units in units_of(model))
         for sublayer, mask_U in masks.items():
@@ -176,7 +176,7 @@ def kwon(teacher: Teacher, budget: int) -> PreTrainedModel:
     ]
     importance = {sublayer: (of**2).sum(dim=0) for sublayer, of in zip(sublayers, of_units, strict=True)}
     half_budget = int((budget * teacher.whole_macs()) ** 0.5)
-    half_pruned = teacher.only(whole, most_important(importance, teacher.for_units(half_budget)))
+    wanted = sums(teacher, teacher.only(whole, most_important(importance, teacher.for_units(half_budget))))
     masks = most_important(importance, teacher.for_units(budget))
     model = teacher.only(
         whole, {sublayer: rearranged(of, masks[sublayer]) for sublayer, of in zip(sublayers, of_units, strict=True)}
@@ -188,7 +188,7 @@ def kwon(teacher: Teacher, budget: int) -> PreTrainedModel:
             continue
         # Only the state of the first token of the uppermost layer is read by a head for sentences.
         of_first = pooled and sublayer == sublayers[-1]
-        squares_CC, products_CD = moments(teacher, model, half_pruned, sublayer, of_first)
+        squares_CC, products_CD = moments(teacher, model, wanted[sublayer], sublayer, of_first)
         if not rescale(sublayer.maps(model)[0], sublayer.size, squares_CC, products_CD):
             break
     return model
@@ -214,7 +214,7 @@ def k_prune(teacher: Teacher, budget: int, weight: float) -> PreTrainedModel:
         student_NC, teacher_NC = (task_type.distributions(of, batch) for of in (logits, batch["teacher"]))
         return soft_kl(student_NC, teacher_NC, TEMPERATURE)
 
-    model, left = teacher.model, teacher.for_units(budget)
+    model, left, wanted = teacher.model, teacher.for_units(budget), sums(teacher, teacher.model)
     for place, sublayer in enumerate(teacher.sublayers):
         undecided, scores = teacher.sublayers[place:], []
         for one, gradient_NC, square_C in zip(
@@ -228,7 +228,7 @@ def k_prune(teacher: Teacher, budget: int, weight: float) -> PreTrainedModel:
         model = teacher.only(model, {sublayer: mask_U})
         left -= int(mask_U.sum()) * sublayer.macs
         if mask_U.any():
-            solve_again(sublayer.maps(model)[0], *moments(teacher, model, teacher.model, sublayer))
+            solve_again(sublayer.maps(model)[0], *moments(teacher, model, wanted[sublayer], sublayer))
     return model
 
 
@@ -266,7 +266,7 @@ def affordable(scores: Sequence[Tensor], costs: Sequence[int], least: Sequence[i
     return list(is_kept.split([len(of) for of in scores]))
 
 
-def most_important(importance: Masks, budget: int) -> dict[Sublayer, Tensor]:
+def most_important(importance: OfUnits, budget: int) -> dict[Sublayer, Tensor]:
     """Kwon's choice before rearrangement: the number of heads, at least one, with which the sum of the importances of
     what is kept is largest.
 
@@ -313,24 +313,30 @@ def rearranged(gradients_NU: Tensor, mask_U: Tensor) -> Tensor:
     return is_kept
 
 
+def sums(teacher: Teacher, model: PreTrainedModel) -> dict[Sublayer, Tensor]:
+    """What the LayerNorm of every sublayer receives in a model: (N, D)."""
+    norms = [sublayer.maps(model)[1] for sublayer in teacher.sublayers]
+    received = module_inputs(model, norms, teacher.batches, teacher.precision)
+    return dict(zip(teacher.sublayers, received, strict=True))
+
+
 def moments(
-    teacher: Teacher, model: PreTrainedModel, wanted: PreTrainedModel, sublayer: Sublayer, of_first: bool = False
+    teacher: Teacher, model: PreTrainedModel, wanted_ND: Tensor, sublayer: Sublayer, of_first: bool = False
 ) -> tuple[Tensor, Tensor]:
     """With X (N, C) what the sublayer's output map reads in the model, and E (N, D) by how much its sum before
-    LayerNorm differs from the wanted model's: X'X (C, C) and X'E (C, D), in float64.
+    LayerNorm differs from the wanted one: X'X (C, C) and X'E (C, D), in float64.
 
     Args:
         of_first: whether only the first token of each row counts.
     """
-    output, norm = sublayer.maps(model)
+    modules, lengths = sublayer.maps(model), [batch["attention_mask"].sum(dim=1) for batch in teacher.batches]
     squares_CC, products_CD = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    for batch in teacher.batches:
-        input_NC, sum_ND = module_inputs(model, [output, norm], [batch], teacher.precision)
-        (wanted_ND,) = module_inputs(wanted, [sublayer.maps(wanted)[1]], [batch], teacher.precision)
-        input_NC, error_ND = input_NC.double(), wanted_ND.double() - sum_ND.double()
+    wanted = wanted_ND.split([int(of_batch.sum()) for of_batch in lengths])
+    for batch, length_B, of_batch_ND in zip(teacher.batches, lengths, wanted, strict=True):
+        input_NC, sum_ND = module_inputs(model, modules, [batch], teacher.precision)
+        input_NC, error_ND = input_NC.double(), of_batch_ND.double() - sum_ND.double()
         if of_first:
-            lengths_B = batch["attention_mask"].sum(dim=1)
-            first_B = lengths_B.cumsum(0) - lengths_B
+            first_B = length_B.cumsum(0) - length_B
             input_NC, error_ND = input_NC[first_B], error_ND[first_B]
         squares_CC, products_CD = squares_CC + input_NC.t() @ input_NC, products_CD + input_NC.t() @ error_ND
     return squares_CC, products_CD

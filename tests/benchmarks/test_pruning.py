@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.__main__ import main
@@ -24,6 +24,7 @@ from benchmarks.published_pruning import (
     rearranged,
     rescale,
     solve_again,
+    sums,
     units_of,
 )
 from distill.encoders.family import CHANNELS, HEADS
@@ -151,20 +152,23 @@ def test_a_sublayer_solved_for_again_is_as_close_as_it_can_be(place: int) -> Non
     sublayer = teacher.sublayers[place]
     mask_U = torch.arange(4 if sublayer.unit == HEADS else 48) % 2 == 1
     model = teacher.only(teacher.model, {sublayer: mask_U})
-    squares_CC, before_CD = moments(teacher, model, teacher.model, sublayer)
+    wanted_ND = sums(teacher, teacher.model)[sublayer]
+    squares_CC, before_CD = moments(teacher, model, wanted_ND, sublayer)
     solve_again(sublayer.maps(model)[0], squares_CC, before_CD)
-    _, after_CD = moments(teacher, model, teacher.model, sublayer)
+    _, after_CD = moments(teacher, model, wanted_ND, sublayer)
     assert float(after_CD.abs().max()) < 1e-4 * float(before_CD.abs().max())
 
 
 def test_moments_of_first_tokens() -> None:
     teacher = teacher_of(bert())
-    seen: list[Tensor] = []
-    output = teacher.sublayers[-1].maps(teacher.model)[0]
+    sublayer = teacher.sublayers[-1]
+    wanted_ND, seen = sums(teacher, teacher.model)[sublayer], []
+    output = sublayer.maps(teacher.model)[0]
     output.register_forward_pre_hook(lambda module, given: seen.append(given[0][:, 0].double()))
-    squares_CC, _ = moments(teacher, teacher.model, teacher.model, teacher.sublayers[-1], of_first=True)
-    first_NC = torch.cat(seen[::2])  # every batch is seen as the model's and as the wanted model's
+    squares_CC, products_CD = moments(teacher, teacher.model, wanted_ND, sublayer, of_first=True)
+    first_NC = torch.cat(seen)
     torch.testing.assert_close(squares_CC, first_NC.t() @ first_NC, rtol=1e-5, atol=1e-5)
+    assert float(products_CD.abs().max()) < 1e-4
 
 
 def test_what_a_budget_affords() -> None:
