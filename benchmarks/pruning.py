@@ -13,18 +13,17 @@ errors cover the rows and, with several, the supernets. What the file of raw num
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from functools import cache, partial
+from functools import lru_cache, partial
 from itertools import product
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from benchmarks.candidates import dev_set, phases_of
 from benchmarks.common import BenchmarkError, Kept, Report, timed
-from benchmarks.published_pruning import BATCH, ROWS, TOKENS, WEIGHTS, Teacher, k_prune, kwon, macs
+from benchmarks.published_pruning import BATCH, ROWS, TOKENS, WEIGHTS, Teacher, k_prune, kwon, macs, units_of
 from distill.encoders.family import CHANNELS, HEADS
 from distill.tasks.encoding import collate, eval_batches, take
 from nas.config.load import load_config
@@ -114,7 +113,7 @@ class Pruned:
             evaluator.accelerator.autocast,
         )
         model = PUBLISHED[method](teacher, limit)
-        return model, teacher.architecture(model)
+        return model, units_of(model).architecture(base, graph)
 
     def ours(self, method: str, limit: int) -> tuple[PreTrainedModel, Architecture]:
         """A compensated allocation."""
@@ -168,7 +167,7 @@ def run(options: Namespace, report: Report) -> None:
     config = load_config(options.preset)
     settings = {"config": config.model_dump(mode="json"), "rows": options.rows, "steps": options.steps}
     kept = Kept(report, settings, options.supernets)
-    pruned = cache(partial(Pruned, options))
+    pruned = lru_cache(1)(partial(Pruned, options))
     rows: dict[tuple[Fraction, str], list[Row]] = {}
     for supernet, budget, method in product(options.supernets, options.budgets, methods_of(config)):
         name = f"1/{budget}, {method}, supernet {supernet}"
@@ -181,10 +180,6 @@ def show(
     rows: Mapping[tuple[Fraction, str], list[Row]], config: StudyConfig, options: Namespace, report: Report
 ) -> None:
     """Print the mean scores over supernets, and the differences to the best of K-prune and Kwon of each supernet."""
-
-    def contributions(row: Row, place: int) -> np.ndarray:
-        return decode(row["rows"][place])
-
     lines = []
     for (budget, method), of_supernets in rows.items():
         rivals = list(zip(*(rows[budget, other] for other in PUBLISHED), strict=True))
@@ -193,9 +188,8 @@ def show(
             text = f"{mean(row['scores'][place] for row in of_supernets):.4f}"
             if method not in PUBLISHED:
                 best = [max(rival, key=lambda row: row["scores"][place]) for rival in rivals]
-                pairs = zip(of_supernets, best, strict=True)
-                both = [(contributions(own, place), contributions(other, place)) for own, other in pairs]
-                lead = paired_lead(config, both)
+                pairs = [[decode(row["rows"][place]) for row in pair] for pair in zip(of_supernets, best, strict=True)]
+                lead = paired_lead(config, [(own, other) for own, other in pairs])
                 text += f" ({lead.value:+.4f} ± {lead.standard_error:.4f})"
             cells.append(text)
         used = mean(row["macs"] / row["limit"] for row in of_supernets)

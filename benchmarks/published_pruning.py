@@ -138,23 +138,18 @@ class Teacher:
 
     def only(self, model: PreTrainedModel, masks: OfUnits) -> PreTrainedModel:
         """The model with only these of its units, and all of the sublayers that are not mentioned."""
-        heads, channels = (list(units) for units in units_of(model))
+        units = units_of(model)
+        chosen = {HEADS: list(units.heads), CHANNELS: list(units.channels)}
         for sublayer, mask_U in masks.items():
-            chosen = heads if sublayer.unit == HEADS else channels
-            chosen[sublayer.layer] = tuple(torch.nonzero(mask_U)[:, 0].tolist())
-        kept = Kept(tuple(heads), tuple(channels))
+            chosen[sublayer.unit][sublayer.layer] = tuple(torch.nonzero(mask_U)[:, 0].tolist())
+        kept = Kept(*map(tuple, chosen.values()))
         return cut(model, kept, kept.architecture(self.base, self.graph)).to(model.device)
 
-    def architecture(self, model: PreTrainedModel) -> Architecture:
-        """The architecture of a pruned model."""
-        heads, channels = units_of(model)
-        return Kept(tuple(heads), tuple(channels)).architecture(self.base, self.graph)
 
-
-def units_of(model: PreTrainedModel) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """The indices of all heads, and of all channels, of every layer."""
-    heads = [tuple(range(len(of_layer))) for of_layer in heads_of(model.config)]
-    return heads, [tuple(range(of_layer["inner"])) for of_layer in model.config.ffn]
+def units_of(model: PreTrainedModel) -> Kept:
+    """All heads and all channels that a student with one block per layer has."""
+    heads = (tuple(range(len(of_layer))) for of_layer in heads_of(model.config))
+    return Kept(tuple(heads), tuple(tuple(range(of_layer["inner"])) for of_layer in model.config.ffn))
 
 
 def macs(architecture: Architecture, tokens: int) -> int:
@@ -182,12 +177,12 @@ def kwon(teacher: Teacher, budget: int) -> PreTrainedModel:
         whole, {sublayer: rearranged(of, masks[sublayer]) for sublayer, of in zip(sublayers, of_units, strict=True)}
     )
     task_type = task_type_of(model)
-    pooled = task_type is not None and task_type.head.pooled
+    assert task_type is not None
     for sublayer in sublayers:
         if sublayer.unit == HEADS and (sublayer.layer == 0 or not masks[sublayer].any()):
             continue
         # Only the state of the first token of the uppermost layer is read by a head for sentences.
-        of_first = pooled and sublayer == sublayers[-1]
+        of_first = task_type.head.pooled and sublayer == sublayers[-1]
         squares_CC, products_CD = moments(teacher, model, wanted[sublayer], sublayer, of_first)
         if not rescale(sublayer.maps(model)[0], sublayer.size, squares_CC, products_CD):
             break
