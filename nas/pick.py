@@ -31,6 +31,7 @@ def parser() -> Parser:
     add("--max-params", metavar="8M", help=params)
     add("--max-macs", metavar="1G", help="the same for MACs")
     add("--max-latency", metavar="12ms", help="the same for the latency")
+    add("--max-size", metavar="10MB", help="the same for the size of the file")
     add("--keep", metavar="99%", help="the cheapest trial that keeps this fraction of the teacher's score")
     add("--storage", metavar="URL", help="Optuna storage URL (default: study.db in the study's folder)")
     add("--out", type=Path, metavar="FILE", help="file to write (default: picked.json in STUDY)")
@@ -56,7 +57,8 @@ def command(options: argparse.Namespace) -> int:
     from nas.report.choice import choose, facts_of, stage_of, text_of  # optuna takes a second
     from nas.report.study import read
 
-    others = [name for name in ("max_params", "max_macs", "max_latency", "keep") if getattr(options, name) is not None]
+    given = ("max_params", "max_macs", "max_latency", "max_size", "keep")
+    others = [name for name in given if getattr(options, name) is not None]
     if options.trial is not None and others:
         raise ConfigError(f"--trial names the trial: leave out --{others[0].replace('_', '-')}")
     folder = Folder(options.study)

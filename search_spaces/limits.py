@@ -18,7 +18,7 @@ class Limit:
     """An upper bound `maximum` on an integer cost that is additive over the layers, the head and the word embedding.
 
     Args:
-        name: "macs", for the number of multiplications and additions, or "latency", in microseconds.
+        name: "macs", for the number of multiplications and additions; "latency", in microseconds; or "size", in bytes.
         fixed: the cost of everything else.
         layer_cost: the cost of a layer.
         maximum: the bound, in the unit of the cost.
@@ -39,8 +39,10 @@ class Limit:
         return self.head_cost(base, part) if isinstance(part, Head) else self.embedding_cost(base, part)
 
     def in_words(self, cost: int) -> str:
-        """A cost as users write it: a latency in milliseconds."""
-        return f"{cost / 1000:,.10g} ms" if self.name == "latency" else f"{cost:,}"
+        """A cost as users write it: a latency in milliseconds, a size in megabytes."""
+        if self.name == "latency":
+            return f"{cost / 1000:,.10g} ms"
+        return f"{cost / 10**6:,.10g} MB" if self.name == "size" else f"{cost:,}"
 
     def total(self, architecture: Architecture) -> int:
         """The cost of an architecture."""

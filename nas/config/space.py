@@ -8,6 +8,7 @@ from nas.config.values import (
     Count,
     ExpertCounts,
     ExpertsTable,
+    FileSize,
     HeadCounts,
     Latency,
     PositiveFraction,
@@ -39,6 +40,8 @@ class SpaceTable(Table):
         max_macs: the limit on the multiply-accumulates for a sentence of 128 tokens.
         max_latency: the limit on the latency, measured as `deployment` says, such as "12ms", or "0.25x" for a quarter
             of the teacher's.
+        max_size: the limit on the file of the weights in the form of `deployment.runtime`, such as "10MB" (10,000,000
+            bytes).
         slack: without `min_params`, the lower bound on parameters lies below the upper one by this fraction of
             the distance to the smallest architecture.
         mutation_rate: the probability with which samples have another operation than the base graph.
@@ -62,6 +65,7 @@ class SpaceTable(Table):
     max_params: Count | None = None
     max_macs: Count | None = None
     max_latency: Latency | None = None
+    max_size: FileSize | None = None
     mutation_rate: UnitFloat = 0.1
     gated: bool = False
     max_height: Annotated[int, Field(ge=MIN_HEIGHT, le=MAX_HEIGHT)] | None = None
@@ -96,7 +100,7 @@ class SpaceTable(Table):
 
 
 class DeploymentTable(Table):
-    """How students will run, which is how latencies are measured.
+    """How students will run, which is how latencies are measured and sizes counted.
 
     Attributes:
         runtime: "torch"; or "onnx" or "onnx-int8", the files that `nas.export` writes, in onnxruntime on the processor.

@@ -50,6 +50,18 @@ def size(value: Any) -> int:
     return 0 if value == 0 and not isinstance(value, bool) else count(value)
 
 
+def file_size(value: Any) -> int:
+    """Parse a number of bytes above 0, with a unit unless it is a whole number: "10MB" is 10,000,000 bytes."""
+    if isinstance(value, int):
+        return count(value)
+    text = str(value).strip().upper()
+    try:
+        return count(text.removesuffix("B") if text.endswith(("KB", "MB", "GB")) else "")
+    except ValueError:
+        right = "a number above 0 with KB, MB or GB (powers of ten) such as '10MB'"
+        raise ValueError(f"a size is {right}, not {shortened(value)}") from None
+
+
 def _distinct(counts: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(counts)) < len(counts):
         raise ValueError(f"a number is given twice: {shortened(list(counts))}")
@@ -99,6 +111,7 @@ Ranks = Annotated[
 ]
 Latency = Annotated[str, AfterValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
+FileSize = Annotated[int, BeforeValidator(file_size)]
 Steps = Annotated[int, Field(ge=0, le=10_000_000)]
 UnitFloat = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]

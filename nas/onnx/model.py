@@ -87,6 +87,9 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
                 dynamic_shapes=((axes,) * len(batch),),
             )
             assert program is not None
+            # Where each node comes from, with paths of this machine, is a large part of a small file.
+            for node in program.model.graph.all_nodes():
+                node.metadata_props.clear()
             program.save(path, external_data=False)
     finally:
         model.set_attn_implementation(attention)

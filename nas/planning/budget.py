@@ -28,6 +28,7 @@ from search_spaces.counting import add
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import FFN, Embedding, Head, Layer
 from search_spaces.limits import Limit
+from search_spaces.size import HeadBytes, LayerBytes, embedding_bytes
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 from supernet.order.importance import allocate_by_importance
 
@@ -68,15 +69,15 @@ class LayerLatency:
 def limits_of(
     config: StudyConfig, workspace: Workspace, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Limit, ...]:
-    """The limits on costs other than parameters that the study bounds or minimizes: MACs, and the latency on this
-    device.
+    """The limits on costs other than parameters that the study bounds or minimizes: MACs, the size of the
+    file, and the latency on this device.
 
     Raises:
-        ConfigError: the machine is too busy to measure on.
+        ConfigError: the machine is too busy to measure on, or the embeddings alone are larger than the file may be.
     """
     space = config.space
     base, _ = workspace.base()
-    limits = macs_limits(config, base, workspace.num_labels, workspace.folders.task.type.head)
+    limits = closed_limits(config, base, workspace.num_labels, workspace.folders.task.type.head)
     if space.max_latency is not None or "latency" in config.goals:
         table = latencies_of(config, workspace, device, on_progress)
         maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table.teacher)
@@ -101,6 +102,34 @@ def macs_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
     return (Limit("macs", cost.embedding_macs(base), cost.layer_macs, maximum, heads, embedding_macs),)
 
 
+def size_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
+    """The limit on the file of models with this head, in the form of `deployment.runtime`; empty if there is none.
+
+    Raises:
+        ConfigError: the embeddings alone are larger.
+    """
+    maximum = config.space.max_size
+    if maximum is None:
+        return ()
+    runtime, smallest = config.deployment.runtime, "onnx-int8"
+    fixed = embedding_bytes(base, runtime)
+    limit = Limit("size", fixed, LayerBytes(runtime), maximum, HeadBytes(runtime, num_labels, head))
+    if fixed >= maximum:
+        int8 = f", or use --runtime {smallest} ({limit.in_words(embedding_bytes(base, smallest))})"
+        smaller = "" if runtime == smallest else int8
+        raise ConfigError(
+            f"space.max_size: the embeddings alone take {limit.in_words(fixed)} of {limit.in_words(maximum)} "
+            f"({base.vocabulary:,} words, runtime {runtime}): raise it, take a teacher or base with "
+            f"a smaller vocabulary (python -m supernet.cut_vocabulary makes one of a teacher){smaller}"
+        )
+    return (limit,)
+
+
+def closed_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
+    """The limits on costs with a closed form, which need no measurement."""
+    return macs_limits(config, base, num_labels, head) + size_limits(config, base, num_labels, head)
+
+
 def check_feasible(
     config: StudyConfig,
     base: Base,
@@ -108,19 +137,21 @@ def check_feasible(
     start: Architecture | None = None,
     vary: frozenset[str] = frozenset({GRAPHS, SIZES}),
 ) -> None:
-    """Refuse a budget of parameters and MACs within which a stage has no architecture, before rows or weights are read.
+    """Refuse a budget of parameters, MACs and bytes within which a stage has no architecture, before rows or weights
+    are read.
 
     The task's head is not known before its rows are read. Therefore the upper bounds are checked with the smallest of
     all heads, and the lower bound with the largest: a budget that is refused here is too tight for any head.
 
     Raises:
         search_spaces.spaces.SpaceError: no architecture is within the budget.
+        ConfigError: the embeddings alone are larger than the file may be.
     """
     heads = [task_type.head for task_type in TASK_TYPES.values()]
     fewest, most = (Head(extreme(config.space.head_experts)) for extreme in (min, max))
     fewest_params = min(heads, key=lambda head: cost.head_params(base, fewest, 1, head))
     fewest_macs = min(heads, key=lambda head: cost.head_macs(base, fewest, num_labels=1, head=head))
-    limits = macs_limits(config, base, 1, fewest_macs)
+    limits = macs_limits(config, base, 1, fewest_macs) + size_limits(config, base, 1, fewest_params)
 
     def check_from(min_params: int) -> None:
         table = config.space.model_copy(update={"min_params": min_params})

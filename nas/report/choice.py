@@ -9,7 +9,7 @@ from typing import Any
 
 from distill.table import Table, plural, with_error
 from nas.config.schema import ConfigError
-from nas.config.values import count
+from nas.config.values import count, file_size
 from nas.latency.limit import parse_latency
 from nas.report import architecture
 from nas.report.study import COMPLETE, Candidate, Stage, Study, knee
@@ -33,8 +33,8 @@ def within(candidates: Sequence[Candidate], limits: Mapping[str, float]) -> list
         with_cost = [candidate for candidate in left if name in candidate.costs]
         if not with_cost:
             raise ConfigError(
-                f"--max-{name}: the trials of this study have no {name}; search with --max-{name}, or with "
-                f"--goals score,{name}"
+                f"--max-{name}: the trials of this study have no {name}; search with --max-{name}"
+                + (f", or with --goals score,{name}" if name != "size" else "")
             )
         left = [candidate for candidate in with_cost if candidate.costs[name] <= maximum]
         if not left:
@@ -130,7 +130,7 @@ def limits_of(options: argparse.Namespace) -> dict[str, float]:
         ConfigError: a limit cannot be read.
     """
     limits = {}
-    for name, read in {"params": count, "macs": count, "latency": _microseconds}.items():
+    for name, read in {"params": count, "macs": count, "latency": _microseconds, "size": file_size}.items():
         text = getattr(options, f"max_{name}")
         try:
             if text is not None:

@@ -51,6 +51,7 @@ COST_AXES = {
     "params_active": ("million active parameters", 1e6),
     "macs": ("million MACs", 1e6),
     "latency": ("latency, ms", 1e3),
+    "size": ("megabytes", 1e6),
 }
 # The highest loss, that of the first steps, may lie above the axis, which ends at this many times the median loss.
 HIGHEST_LOSS = 4.0

@@ -19,7 +19,7 @@ from distill.training.teacher import locate
 from foundation.files import cache_folder
 from nas.config.schema import StudyConfig
 from nas.planning import keep
-from nas.planning.budget import NO_LIMIT, latencies_file, limits_of, macs_limits, uniform_slice
+from nas.planning.budget import NO_LIMIT, closed_limits, latencies_file, limits_of, uniform_slice
 from nas.planning.finalists import ALLOCATED, FEWER_LAYERS, GLOBAL
 from nas.planning.stages import Enqueued, first_baselines, plan, space_of, start_of
 from nas.preparation.context import preparation_context
@@ -118,7 +118,7 @@ def first_plan(
     num_labels = workspace.num_labels if has(workspace) else classes(workspace)
     if config.keep is not None:  # the search finds the budget
         config = keep.with_budget(config, base, graph, num_labels, head, None, 1.0)
-    limits = macs_limits(config, base, num_labels, head)
+    limits = closed_limits(config, base, num_labels, head)
     if has(workspace):
         if measured:
             limits = limits_of(config, workspace, search.cluster.device)
@@ -175,14 +175,14 @@ def show_baselines(
         console.print("baselines: those of the budget that the search finds")
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 1))
-    extra = [limit.name for limit in space.limits if limit.name == "latency"]
+    extra = [limit.name for limit in space.limits if limit.name != "macs"]
     for column in ("baseline", "parameters", "MACs", *extra, "within the budget"):
         table.add_column(column, justify="left" if column == "baseline" else "right", no_wrap=True)
     for architecture, origin, _ in baselines:
         costs = [
             f"{cost.params(architecture, space.num_labels, space.head):,}",
             f"{cost.macs(architecture, num_labels=space.num_labels, head=space.head):,}",
-            *(f"{limit.total(architecture) / 1000:.2f} ms" for limit in space.limits if limit.name in extra),
+            *(COSTS[limit.name](limit.total(architecture)) for limit in space.limits if limit.name in extra),
         ]
         table.add_row(origin, *costs, "yes" if space.within_budget(architecture) else "no")
     console.print(table)

@@ -134,12 +134,17 @@ def _add_budget(result: Parser) -> None:
         "--max-latency",
         metavar="12ms|0.25x",
         help="limit on its latency, in milliseconds or relative to the teacher's latency (default: the preset's, "
-        "unless --max-params, --max-macs or --keep is given)",
+        "unless --max-params, --max-macs, --max-size or --keep is given)",
+    )
+    group.add_argument(
+        "--max-size",
+        metavar="10MB",
+        help="limit on the file of its weights in the form of --runtime (KB, MB or GB: powers of ten)",
     )
     group.add_argument(
         "--runtime",
         metavar="torch|onnx|onnx-int8",
-        help="in what the student will run, for its latency (default: torch; ONNX runs on the processor)",
+        help="in what the student will run, for its latency and size (default: torch; ONNX runs on the processor)",
     )
     group.add_argument("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
     group.add_argument("--batch", type=int, metavar="N", help="sentences in a batch for latencies (default: 1)")
@@ -248,6 +253,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
         "goals": Given("--goals", options.goals if options.keep is None else None),
         "seed": Given("--seed", options.seed),
         "space.max_latency": Given("--max-latency", options.max_latency),
+        "space.max_size": Given("--max-size", options.max_size),
         "one_shot.sandwich": Given("--sandwich", options.sandwich or None),
     }
     for name in ("runtime", "threads", "batch", "tokens"):
@@ -273,7 +279,9 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
     for stage in STAGES[options.stage]:
         result[f"stage{stage}.trials"] = Given("--trials", options.trials)
     result = {place: given for place, given in result.items() if given.value is not None}
-    replacing = [f"--{name}" for name in ("max-params", "max-macs", "keep") if vars(options)[name.replace("-", "_")]]
+    replacing = [
+        f"--{name}" for name in ("max-params", "max-macs", "max-size", "keep") if vars(options)[name.replace("-", "_")]
+    ]
     if replacing and options.max_latency is None and not (options.preset or "").endswith(".toml"):
         # The latency of a preset is a proposal; a user's own file means all its bounds.
         result["space.max_latency"] = Given(replacing[0], None)

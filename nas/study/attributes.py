@@ -29,11 +29,12 @@ CONSTRAINTS = "constraints"
 # What only programs read is kept among Optuna's system attributes, because the dashboard lists all user attributes of a
 # trial, and long ones make its page several screens wide.
 FOR_PROGRAMS = frozenset({ARCHITECTURE, FUNCTION, CHOICES, ROWS, EXPERT_LOAD, CONSTRAINTS})
-# Attributes that are costs, and how to write their values; latencies are in microseconds.
+# Attributes that are costs, and how to write their values; latencies are in microseconds, sizes in bytes.
 COSTS: dict[str, Callable[[float], str]] = {
     "params": lambda value: f"{value:,.0f} parameters",
     "macs": lambda value: f"{value:,.0f} MACs",
     "latency": lambda value: f"{value / 1000:.2f} ms",
+    "size": lambda value: f"{value / 10**6:,.2f} MB",
 }
 # The prefix of the names of parameters of layers. The names of a space's choices begin with "layer1/" and so on.
 PREFIX = "layer "

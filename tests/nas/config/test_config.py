@@ -260,6 +260,8 @@ REFUSED: dict[str, list[object]] = {
         ("stage2.sampler", "nsga2", "stage2.sampler is nsga2 and goals are score: nsga2 is for two goals"),
         ("stage1.rungs", ["3/2"], "stage1.rungs.0: must be above 0 and at most 1, not 3/2"),
         ("space.max_macs", "lots", "space.max_macs: 'lots' is not a number"),
+        ("space.max_size", "10", "space.max_size: a size is a number above 0 with KB, MB or GB"),
+        ("space.max_size", "10MiB", "space.max_size: a size is a number above 0 with KB, MB or GB"),
         ("space.max_latency", "12", "space.max_latency: a latency is "),
         (
             "stage1.sampler",

@@ -42,6 +42,13 @@ def test_a_budget_that_nothing_keeps(refused: Refused, stage: str, limit: tuple[
     assert "no architecture" in refused("--stage", stage, *limit)
 
 
+@pytest.mark.parametrize("runtime", ["torch", "onnx-int8"])
+def test_a_file_smaller_than_its_embeddings(refused: Refused, runtime: str) -> None:
+    message = refused("--stage", "1", "--max-size", "2KB", "--runtime", runtime)
+    assert "space.max_size: the embeddings alone take " in message and "supernet.cut_vocabulary" in message
+    assert ("or use --runtime onnx-int8" in message) == (runtime == "torch")
+
+
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [

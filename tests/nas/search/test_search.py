@@ -168,6 +168,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--study", ""], "--study '': "),
         (["--stage", "1", "--workers", "0"], "--workers: must be at least 1, not 0"),
         (["--stage", "1", "--max-macs", "many"], "--max-macs: 'many' is not a number"),
+        (["--stage", "1", "--max-size", "0MB"], "--max-size: a size is a number above 0 with KB, MB or GB"),
         (["--stage", "1", "--max-latency", "fast"], "--max-latency: "),
         (["--stage", "1", "--objective", "speed"], "--goals: 'speed' is not one of score; score,params; "),
         (["--stage", "1", "--goals", "speed"], "--goals: 'speed' is not one of score; score,params; "),

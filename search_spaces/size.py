@@ -1,0 +1,83 @@
+"""What the file of an exported model takes, in closed form and in bytes: its weights, see `search_spaces.cost`, and a
+little for their names.
+
+In float32 a parameter has four bytes. In int8 (dynamic quantization of an ONNX model, `nas.export.int8`), each weight
+of a linear map or an embedding has one byte, each output channel of a linear map a scale (four bytes) and a zero point
+(one), and biases and LayerNorms keep their four. All experts are stored.
+"""
+
+from dataclasses import dataclass
+
+from search_spaces import cost
+from search_spaces.base import Base
+from search_spaces.layer import Head, Layer
+
+FLOAT, SCALE_AND_ZERO = 4, 5
+
+
+@dataclass(frozen=True)
+class Description:
+    """The bytes that a file takes beside its weights, measured: names, shapes and, in ONNX, the operations."""
+
+    model: int
+    attention: int
+    block: int
+
+
+# By the runtime of `deployment`.
+DESCRIPTIONS = {
+    "torch": Description(1_000, 1_200, 700),
+    "onnx": Description(10_500, 2_900, 900),
+    "onnx-int8": Description(13_500, 5_300, 2_200),
+}
+
+
+def embedding_bytes(base: Base, runtime: str) -> int:
+    """The bytes of the embeddings, which are the same for all architectures on a base."""
+    map_biases = 0 if base.embedding is None else base.width
+    weights = _bytes(cost.embedding_params(base), map_biases, 2 * base.width, runtime)
+    return weights + DESCRIPTIONS[runtime].model
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """The bytes of a layer."""
+
+    runtime: str
+
+    def __call__(self, base: Base, layer: Layer) -> int:
+        attention, ffn = layer.attention, layer.ffn
+        width = attention.heads * base.width // base.heads
+        attention_biases = 0 if layer.left_out else attention.experts * (3 * width + base.width)
+        inner = (1 + ffn.graph.gated) * ffn.inner(base) if ffn.stack else 0
+        biases = attention_biases + ffn.stack * ffn.experts.count * (inner + base.width)
+        norms = 2 * base.width * ((not layer.left_out) + ffn.stack)
+        weights = _bytes(cost.layer_params(base, layer), biases, norms, self.runtime)
+        hashed = ffn.experts.count > 1 and not ffn.experts.gated
+        described = DESCRIPTIONS[self.runtime]
+        blocks = ffn.stack * (described.block + hashed * base.vocabulary)  # a routing table has a byte for each word
+        return weights + blocks + (not layer.left_out) * described.attention
+
+
+@dataclass(frozen=True)
+class HeadBytes:
+    """The bytes of a head of this kind."""
+
+    runtime: str
+    num_labels: int
+    head: cost.HeadCost
+
+    def __call__(self, base: Base, part: Head) -> int:
+        params = cost.head_params(base, part, self.num_labels, self.head)
+        if self.head.vocabulary:
+            inner = base.embedding or base.width
+            return _bytes(params, inner, 2 * inner + base.vocabulary, self.runtime)
+        pooler = base.width if self.head.pooled else 0
+        return _bytes(params, pooler + part.experts * (self.head.outputs or self.num_labels), 0, self.runtime)
+
+
+def _bytes(params: int, biases: int, norms: int, runtime: str) -> int:
+    """The bytes of so many parameters, of which `biases` are those of linear maps, one for each output channel."""
+    kept = biases + norms
+    int8 = params - kept + FLOAT * kept + SCALE_AND_ZERO * biases
+    return int8 if runtime == "onnx-int8" else FLOAT * params

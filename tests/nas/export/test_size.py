@@ -1,0 +1,43 @@
+"""The closed form of a file's size against files that are written."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from nas.export.int8 import quantize
+from nas.export.onnx import export_onnx
+from search_spaces import FFN, Architecture, Base
+from search_spaces.cost import CLASSIFIER
+from search_spaces.layer import Attention, Experts, Layer
+from search_spaces.size import HeadBytes, LayerBytes, embedding_bytes
+from supernet.build import build
+from tests import requirements
+from tests.nas.export.test_ordinary import HALF, NO_FFN
+
+WIDE = Base(depth=3, width=96, heads=4, inner=384, vocabulary=4000, positions=64)
+LAYERS = {
+    "whole": [Layer(Attention(4), FFN())] * 3,
+    "parts": [
+        Layer(Attention(1), FFN(stack=2, expansion=HALF)),
+        Layer(Attention(0), FFN()),
+        Layer(Attention(0), NO_FFN),
+    ],
+    "experts": [Layer(Attention(4), FFN(experts=Experts(4)))] * 3,
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_estimates_are_within_two_percent(kind: str, tmp_path: Path) -> None:
+    requirements.module("onnxruntime", "onnx")
+    architecture = Architecture(WIDE, tuple(LAYERS[kind]))
+    model = build(architecture, num_labels=3).eval()
+    files = {runtime: tmp_path / runtime for runtime in ("torch", "onnx", "onnx-int8")}
+    save_file(model.state_dict(), files["torch"])
+    export_onnx(model, files["onnx"])
+    quantize(files["onnx"], files["onnx-int8"])
+    for runtime, file in files.items():
+        layers = sum(LayerBytes(runtime)(WIDE, layer) for layer in architecture.layers)
+        head = HeadBytes(runtime, 3, CLASSIFIER)(WIDE, architecture.head)
+        assert embedding_bytes(WIDE, runtime) + layers + head == pytest.approx(file.stat().st_size, rel=0.02), runtime
+    assert files["onnx-int8"].stat().st_size < 0.4 * files["onnx"].stat().st_size
