@@ -23,6 +23,7 @@ SHAPES = (
     "{1}(project({0}(expand(x))))",
     "project({2}(x,{0}(expand(x))))",
     "project({2}({0}(expand(x)),gate(x)))",
+    "project({2}({0}(expand(x)),{1}(expand(x))))",
     "{2}(x,project({0}(expand({1}(x)))))",
 )
 

@@ -17,19 +17,21 @@ from foundation.files import cache_folder
 from nas.config.schema import ConfigError, StudyConfig
 from nas.latency.limit import parse_latency, resolve
 from nas.latency.measure import latency_table
-from nas.latency.settings import TableSettings
+from nas.latency.settings import TORCH, TableSettings
 from nas.latency.table import LatencyTable
 from nas.latency.whole import TooBusy
+from nas.onnx.model import check_installed
 from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.counting import add
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import FFN, Embedding, Head, Layer
+from search_spaces.layer import DENSE, FFN, Embedding, Head, Layer
 from search_spaces.limits import Limit
 from search_spaces.size import HeadBytes, LayerBytes, embedding_bytes
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
+from supernet.build import ExportError
 from supernet.order.importance import allocate_by_importance
 
 # The global importance allocation leaves every layer at least this many inner neurons.
@@ -172,13 +174,29 @@ def check_deployment(config: StudyConfig, device: str) -> None:
     """Refuse latencies that cannot be measured, before anything is trained.
 
     Raises:
-        ConfigError: threads are given for a GPU.
+        ConfigError: there are threads for a GPU; or experts in ONNX, or its packages are not installed.
     """
-    if config.latency_key is not None and config.deployment.runtime != "torch":
-        raise ConfigError(f"deployment.runtime: {config.deployment.runtime} is not measured yet: use torch")
-    threads = config.deployment.threads
-    if config.latency_key is not None and threads is not None and device_type(device) != "cpu":
-        raise ConfigError(f"deployment.threads: {threads} threads make no model on a GPU faster: leave it out")
+    deployment, space = config.deployment, config.space
+    if config.latency_key is None:
+        return
+    if deployment.runtime == TORCH:
+        if deployment.threads is not None and device_type(device) != "cpu":
+            raise ConfigError(f"deployment.threads: no model on a GPU needs {deployment.threads} threads: leave it out")
+        return
+    experts = {
+        "space.experts": any(experts != DENSE for experts in space.experts),
+        "space.attention_experts": max(space.attention_experts) > 1,
+        "space.head_experts": max(space.head_experts) > 1,
+    }
+    for key in (key for key, occur in experts.items() if occur):
+        raise ConfigError(
+            f'{key}: the latency of experts is only measured in torch: set deployment.runtime = "torch", or leave '
+            "experts out"
+        )
+    try:
+        check_installed()
+    except ExportError as error:
+        raise ConfigError(f"deployment.runtime: {error}") from None
 
 
 def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:
@@ -212,7 +230,8 @@ def _table_settings(config: StudyConfig, workspace: Workspace, device: str) -> T
         heads=[*(config.space.heads or ()), base.heads],
         batch=deployment.batch,
         tokens=deployment.tokens or config.max_length,
-        device=device_type(device),
+        # Models in ONNX run on the processor, wherever candidates are trained.
+        device=device_type(device) if deployment.runtime == TORCH else "cpu",
         experts=config.space.experts,
         runtime=deployment.runtime,
         threads=deployment.threads,
