@@ -1,5 +1,6 @@
 """The closed form of a file's size against files that are written."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ LAYERS = {
         Layer(Attention(0), FFN()),
         Layer(Attention(0), NO_FFN),
     ],
-    "experts": [Layer(Attention(4), FFN(experts=Experts(4)))] * 3,
+    "experts": [Layer(Attention(4), FFN(expansion=Fraction(1, 4), experts=Experts(4)))] * 3,
 }
 
 
