@@ -15,9 +15,12 @@ def phases_of(evaluator: TrainedEvaluator, steps: int) -> list[TrainingPhase]:
     return [*before, replace(last, recipe=replace(last.recipe, steps=steps))]
 
 
+def dev_set(evaluator: TrainedEvaluator) -> EvalSet:
+    """The whole dev split, which no search sees."""
+    folders, pad_id = evaluator.workspace.folders, evaluator.supernet_config.pad_token_id
+    return EvalSet(evaluator.task, folders.split("dev"), folders.rows("dev"), pad_id)
+
+
 def dev_score(evaluator: TrainedEvaluator, model: PreTrainedModel) -> float:
-    """The task's main metric on the whole dev split, which no search sees."""
-    folders, task = evaluator.workspace.folders, evaluator.task
-    pad_id = evaluator.supernet_config.pad_token_id
-    dev = EvalSet(task, folders.split("dev"), folders.rows("dev"), pad_id)
-    return dev.score(model, evaluator.accelerator).value
+    """The task's main metric on the dev split."""
+    return dev_set(evaluator).score(model, evaluator.accelerator).value

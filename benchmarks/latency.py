@@ -21,7 +21,8 @@ from scipy.stats import kendalltau
 from transformers import BertConfig
 
 from benchmarks.common import Report, timed
-from nas.latency.measure import RUNTIMES, TableSettings, latency_table, measure_whole
+from nas.latency.measure import latency_table, measure_whole
+from nas.latency.settings import RUNTIMES, TableSettings
 from nas.latency.table import LatencyTable
 from nas.latency.whole import Latency
 from search_spaces.architecture import Architecture

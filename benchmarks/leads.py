@@ -79,7 +79,7 @@ class Budget:
         self.untrained = UntrainedEvaluator(
             prepare_untrained(self.workspace, self.config.stage1, self.config.tasks[:1])
         )
-        self.plan: Plan = plan(self.config, self.workspace, "1", None, limits_of(self.config, self.workspace))
+        self.plan: Plan = plan(self.config, self.workspace, "1", None, limits_of(self.config, self.workspace, "cpu"))
 
     def measure(self, name: str, make: Callable[[], Any]) -> Any:
         """A measurement within this budget."""

@@ -1,20 +1,20 @@
-"""Immutable architectures: the base model, its layers and its head, and their JSON format.
+"""Immutable architectures: the base model, its layers, its head and its word embedding, and their JSON format.
 
 {"version": 2, "base": {"depth": 6, "width": 540, ...},
  "layers": [{"attention": {"heads": 12},
              "ffn": {"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/2",
                      "experts": {"count": 4, "shared": "2/3", "routing": "hash"}}}, ...],
- "head": {"experts": 1}}
+ "head": {"experts": 1}, "embedding": {"rank": 128}}
 
-Keys with a default value may be omitted, such as "experts" in a dense FFN; an omitted attention has all heads. In a
-layer without an FFN, "ffn" is {"stack": 0}. In version 1 a layer is its FFN, all attentions have as many experts as the
-key "attention_experts" of the base says, and the head as many as "head_experts".
+Keys with a default value may be omitted, such as "experts" in a dense FFN; an omitted attention has all heads, and an
+omitted embedding the full rank. In a layer without an FFN, "ffn" is {"stack": 0}. In version 1 a layer is its FFN, all
+attentions have as many experts as the key "attention_experts" of the base says, and the head as many as "head_experts".
 """
 
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from search_spaces.checks import (
     without_repeated_keys,
 )
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import DENSE, FFN, Attention, Experts, Head, Layer
+from search_spaces.layer import DENSE, FFN, FULL, Attention, Embedding, Experts, Head, Layer
 
 VERSION = 2
 MAX_BYTES = 1_000_000
@@ -42,15 +42,17 @@ LINEAR_HEAD = Head()
 
 @dataclass(frozen=True)
 class Architecture:
-    """A base, all its layers, lowest first, and its head. Architectures are immutable and hashable.
+    """A base, all its layers, lowest first, its head and its word embedding. Architectures are immutable and hashable.
 
     Raises:
-        ArchitectureError: the number of layers is not the base's depth, or a layer is invalid on the base.
+        ArchitectureError: the number of layers is not the base's depth, or a layer or the embedding is invalid on
+            the base.
     """
 
     base: Base
     layers: tuple[Layer, ...]
     head: Head = LINEAR_HEAD
+    embedding: Embedding = FULL
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -59,6 +61,8 @@ class Architecture:
         for index, layer in enumerate(self.layers):
             if reason := layer.invalid_reason(self.base):
                 raise ArchitectureError(f"layers[{index}].{reason}")
+        if reason := self.embedding.invalid_reason(self.base):
+            raise ArchitectureError(f"embedding.{reason}")
 
     @property
     def ffns(self) -> tuple[FFN, ...]:
@@ -66,9 +70,9 @@ class Architecture:
         return tuple(layer.ffn for layer in self.layers)
 
     @property
-    def parts(self) -> tuple[Layer | Head, ...]:
-        """The layers and the head."""
-        return (*self.layers, self.head)
+    def parts(self) -> tuple[Layer | Head | Embedding, ...]:
+        """The layers, the head and the word embedding."""
+        return (*self.layers, self.head, self.embedding)
 
     @property
     def has_experts(self) -> bool:
@@ -78,14 +82,14 @@ class Architecture:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.base, self.layers, self.head))
+        return hash((self.base, self.layers, self.head, self.embedding))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Leave out the cached hash, which is different in another process.
-        return type(self), (self.base, self.layers, self.head)
+        return type(self), (self.base, self.layers, self.head, self.embedding)
 
     @classmethod
     def of_ffns(
@@ -113,21 +117,22 @@ class Architecture:
     def with_ffns(self, ffns: Iterable[FFN]) -> "Architecture":
         """This architecture with other FFNs."""
         layers = zip(self.layers, ffns, strict=True)
-        return Architecture(self.base, tuple(Layer(layer.attention, ffn) for layer, ffn in layers), self.head)
+        return replace(self, layers=tuple(Layer(layer.attention, ffn) for layer, ffn in layers))
 
     def with_heads(self, heads: Iterable[int]) -> "Architecture":
         """This architecture with other numbers of heads."""
         pairs = zip(self.layers, heads, strict=True)
         layers = (Layer(Attention(number, layer.attention.experts), layer.ffn) for layer, number in pairs)
-        return Architecture(self.base, tuple(layers), self.head)
+        return replace(self, layers=tuple(layers))
 
     def transferred(self, base: Base) -> "Architecture":
-        """The same layers and head on another base. If that base is n times as deep, each layer is repeated n times in
-        a row, as EfficientBERT++ does with EfficientBERT's (n = 2). An attention with all heads gets all heads of the
-        other base.
+        """The same layers, head and embedding on another base. If that base is n times as deep, each layer is repeated
+        n times in a row, as EfficientBERT++ does with EfficientBERT's (n = 2). An attention with all heads gets all
+        heads of the other base.
 
         Raises:
-            ArchitectureError: the base's depth is not a multiple of this one's, or a layer is invalid on it.
+            ArchitectureError: the base's depth is not a multiple of this one's, or a layer or the embedding is
+                invalid on it.
         """
         repeats, remainder = divmod(base.depth, self.base.depth)
         if remainder:
@@ -138,17 +143,18 @@ class Architecture:
         for layer in self.layers:
             heads = base.heads if layer.attention.heads == self.base.heads else layer.attention.heads
             layers += [Layer(Attention(heads, layer.attention.experts), layer.ffn)] * repeats
-        return Architecture(base.with_gates_of(self.base), tuple(layers), self.head)
+        return Architecture(base.with_gates_of(self.base), tuple(layers), self.head, self.embedding)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serializable values; the inverse of `from_json`."""
         layers = [layer.to_json() for layer in self.layers]
-        return {"version": VERSION, "base": asdict(self.base), "layers": layers, "head": self.head.to_json()}
+        value = {"version": VERSION, "base": asdict(self.base), "layers": layers, "head": self.head.to_json()}
+        return value if self.embedding == FULL else value | {"embedding": self.embedding.to_json()}
 
     @classmethod
     def from_json(cls, value: object) -> "Architecture":
         """The architecture from parsed JSON. Raises ArchitectureError."""
-        document = as_object("the architecture", value, ("version", "base", "layers"), ("head",))
+        document = as_object("the architecture", value, ("version", "base", "layers"), ("head", "embedding"))
         version = document["version"]
         if isinstance(version, bool) or version not in (1, VERSION):
             raise ArchitectureError(f"version: {shortened(version)} is unknown; supported are 1 and {VERSION}")
@@ -168,7 +174,8 @@ class Architecture:
         if version == 1:
             return cls.of_ffns(base, [FFN.from_json(place, layer) for place, layer in places], **experts)
         head = Head.from_json(document.get("head", {}))
-        return cls(base, tuple(Layer.from_json(place, layer, base) for place, layer in places), head)
+        embedding = Embedding.from_json(document.get("embedding", {}))
+        return cls(base, tuple(Layer.from_json(place, layer, base) for place, layer in places), head, embedding)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Architecture":

@@ -1,6 +1,7 @@
 """What an architecture costs in closed form: parameters and multiply-accumulates (MACs).
 
-The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm; per layer the
+The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm (a word embedding
+of rank r has r columns, and a linear map r -> d without bias); per layer the
 linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate` (d -> e) where the
 graph has one, `project` (w -> d, where w is the width of the value it is really applied to) and a LayerNorm; and a
 head. A sentence-level head has a pooler and a classifier; a token-level head (tags, or the start and end of an answer)
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.layer import FFN, Attention, Head, Layer
+from search_spaces.layer import FFN, FULL, Attention, Embedding, Head, Layer
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def params_active(architecture: Architecture, num_labels: int = 3, head: HeadCos
 def params_encoder(architecture: Architecture) -> int:
     """`params` without the head, as MoEBERT, MiniMoE (table 5) and MicroBERT (table 1) count their baselines."""
     base = architecture.base
-    return embedding_params(base) + sum(layer_params(base, layer) for layer in architecture.layers)
+    layers = sum(layer_params(base, layer) for layer in architecture.layers)
+    return embedding_params(base, architecture.embedding) + layers
 
 
 def params_effective(architecture: Architecture) -> int:
@@ -93,12 +95,15 @@ def params_published(architecture: Architecture, teacher_width: int = 768) -> in
     base = architecture.base
     ffns = sum(ffn.stack * _block_params(base, ffn, project=ffn.inner(base)) for ffn in architecture.ffns)
     attentions = sum(_attention_params(base, layer) for layer in architecture.layers)
-    return embedding_params(base) + attentions + ffns + _linear(base.width, teacher_width)
+    embeddings = embedding_params(base, architecture.embedding)
+    return embeddings + attentions + ffns + _linear(base.width, teacher_width)
 
 
-def embedding_params(base: Base) -> int:
-    """The parameters outside the layers and the head, which are the same for all architectures on a base."""
-    if base.embedding is None:
+def embedding_params(base: Base, part: Embedding = FULL) -> int:
+    """The parameters outside the layers and the head."""
+    if part.rank is not None:
+        words = part.rank * (base.vocabulary + base.width)
+    elif base.embedding is None:
         words = base.vocabulary * base.width
     else:
         words = base.vocabulary * base.embedding + _linear(3 * base.embedding, base.width)
@@ -180,18 +185,31 @@ def macs(architecture: Architecture, tokens: int = 128, num_labels: int = 3, hea
     """`macs_linear` plus gates, attention products, factorized embedding and head, for one sequence."""
     base = architecture.base
     layers = sum(layer_macs(base, layer, tokens) for layer in architecture.layers)
-    return embedding_macs(base, tokens) + layers + head_macs(base, architecture.head, tokens, num_labels, head)
+    embedding = architecture.embedding
+    of_head = head_macs(base, architecture.head, tokens, num_labels, head, embedding)
+    return embedding_macs(base, embedding, tokens) + layers + of_head
 
 
-def embedding_macs(base: Base, tokens: int = 128) -> int:
-    """The MACs outside the layers and the head: those of a factorized embedding."""
-    return tokens * 3 * (base.embedding or 0) * base.width
+def embedding_macs(base: Base, part: Embedding = FULL, tokens: int = 128) -> int:
+    """The MACs outside the layers and the head: those of a factorized embedding, or of one of smaller rank."""
+    return tokens * (3 * (base.embedding or 0) + (part.rank or 0)) * base.width
 
 
-def head_macs(base: Base, part: Head, tokens: int = 128, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
-    """The head's MACs for one sequence: a pooler with a classifier processes one token, other heads all tokens."""
+def head_macs(
+    base: Base,
+    part: Head,
+    tokens: int = 128,
+    num_labels: int = 3,
+    head: HeadCost = CLASSIFIER,
+    embedding: Embedding = FULL,
+) -> int:
+    """The head's MACs for one sequence: a pooler with a classifier processes one token, other heads all tokens. The
+    `embedding` is also the output map of a head that predicts words.
+    """
     outputs = head.outputs or num_labels
     if head.vocabulary:
+        if embedding.rank is not None:
+            return tokens * (base.width**2 + embedding.rank * (base.width + base.vocabulary))
         return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
     if not head.pooled:
         return tokens * base.width * outputs

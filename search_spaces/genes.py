@@ -1,4 +1,4 @@
-"""The genes: what a search can choose of an architecture's parts, which are its layers and its head.
+"""The genes: what a search can choose of an architecture's parts: its layers, its head and its word embedding.
 
 A new gene needs a row of `GENES`, a value in `search_spaces.layer`, a key in the configuration's table [space]
 (`nas.config.space`), and what it does to weights and costs. Spaces, neighbours, the encoding of samplers and the
@@ -17,40 +17,40 @@ import numpy as np
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import DENSE, FFN, Experts, Head, Layer
+from search_spaces.layer import DENSE, FFN, Embedding, Experts, Head, Layer
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.routing import ROUTINGS
 
 # The weights of features: of twice as many channels in a layer, of one more block, of an operation counted over all
 # layers, and of an operation in a given layer.
 DOUBLING, BLOCK, OPERATION, PLACED = sqrt(0.3), 0.5, 1.0, 0.5
-# The weight of each number that describes the experts of a layer, of twice as many experts in the head, and of twice as
-# many attention heads in a layer.
-EXPERTS, HEAD_EXPERTS, ATTENTION_HEADS = 0.4, 1.0, 0.5
+# The weight of each number that describes the experts of a layer, of twice as many experts in the head, of twice as
+# many attention heads in a layer, and of twice the rank of the word embedding.
+EXPERTS, HEAD_EXPERTS, ATTENTION_HEADS, RANK = 0.4, 1.0, 0.5, 1.0
 # The value for a segment of a graph without an operation, and for experts that are not among a space's choices.
 NO_OPERATION, OTHER_EXPERTS = "none", "other"
 
-Part = Layer | Head
+Part = Layer | Head | Embedding
 # By the name of a parameter that people see: its values, a range of whole numbers or single ones.
 Domains = dict[str, range | tuple[int | str, ...]]
 
 
 @dataclass(frozen=True)
 class Gene:
-    """One thing that a search can choose of a layer or of the head.
+    """One thing that a search can choose of a layer, of the head or of the word embedding.
 
     Attributes:
         key: the key of its choices in a configuration's [space]; empty for graphs, which a grammar draws.
-        path: where its value is in a `Layer` or `Head`.
+        path: where its value is in the part.
         default: the only choice in a space on a base that is given no choices of it.
-        features: an encoding for samplers that learn from scores, from all layers (or the head alone), the base and
+        features: an encoding for samplers that learn from scores, from all layers (or the only part), the base and
             `widths`, those that a layer of the space can have.
         distance: how different two parts are in this gene; the sum over genes is small for neighbours.
         domains: the parameters of trials in which people see it, from the base and the choices of all genes; none if it
             does not vary.
         values: the values of these parameters.
         words: the value in words; empty if it is the default, or if the description of a layer already shows it.
-        of_head: whether it is a gene of the head.
+        of: the kind of part that it is a gene of.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Gene:
     domains: Callable[[Base, Mapping[str, Sequence[Any]]], Domains]
     values: Callable[[Base, Any], dict[str, int | str]]
     words: Callable[[Base, Any], str] = lambda base, part: ""
-    of_head: bool = False
+    of: type[Part] = Layer
 
     @property
     def of_ffn(self) -> bool:
@@ -69,15 +69,15 @@ class Gene:
         return self.path.startswith("ffn.")
 
     def parts(self, architecture: Architecture) -> Sequence[Part]:
-        """The layers of an architecture, or its head."""
-        return (architecture.head,) if self.of_head else architecture.layers
+        """The parts of an architecture that have it."""
+        return [part for part in architecture.parts if isinstance(part, self.of)]
 
     def read(self, part: Part) -> Any:
-        """The value of a layer or head."""
+        """The value of a part."""
         return attrgetter(self.path)(part)
 
     def replace(self, part: Any, value: Any) -> Any:
-        """The layer or head with another value."""
+        """The part with another value."""
         return _replaced(part, self.path.split("."), value)
 
 
@@ -188,6 +188,10 @@ def _attention_heads(layer: Layer) -> int:
     return layer.attention.heads
 
 
+def _rank(base: Base, embedding: Embedding) -> int:
+    return embedding.rank or base.width
+
+
 def _number_of_experts(key: str, path: str, label: str, weight: float) -> Gene:
     """A gene that is the number of experts in a layer's attention or in the head, 1 by default."""
     count = attrgetter(path)
@@ -200,7 +204,7 @@ def _number_of_experts(key: str, path: str, label: str, weight: float) -> Gene:
         domains=lambda base, choices: _if_several(f"experts in {label}", tuple(sorted({*choices[key]}))),
         values=lambda base, part: {f"experts in {label}": count(part)},
         words=lambda base, part: f"{count(part)} experts in {label}" if count(part) > 1 else "",
-        of_head=label == "head",
+        of=Head if label == "head" else Layer,
     )
 
 
@@ -250,29 +254,49 @@ GENES: dict[str, Gene] = {
             ATTENTION_HEADS * np.array([log2(1 + _attention_heads(layer)) for layer in layers])
         ),
         distance=lambda base, one, other: abs(log((1 + _attention_heads(one)) / (1 + _attention_heads(other)))),
-        domains=lambda base, choices: _if_several("heads", range(min(choices["heads"]), max(choices["heads"]) + 1)),
+        domains=lambda base, choices: _if_several("heads", range(min(choices["heads"]), base.heads + 1)),
         values=lambda base, layer: {"heads": layer.attention.heads},
     ),
     "attention_experts": _number_of_experts("attention_experts", "attention.experts", "attention", EXPERTS),
     "head_experts": _number_of_experts("head_experts", "experts", "head", HEAD_EXPERTS),
+    "rank": Gene(
+        "ranks",
+        "rank",
+        lambda base: None,
+        features=lambda parts, base, widths: RANK * np.array([log2(_rank(base, part)) for part in parts]),
+        distance=lambda base, one, other: abs(log(_rank(base, one) / _rank(base, other))),
+        domains=lambda base, choices: _if_several(
+            "embedding rank", tuple(sorted({rank or base.width for rank in choices["rank"]}))
+        ),
+        values=lambda base, part: {"embedding rank": _rank(base, part)},
+        words=lambda base, part: f"embedding of rank {part.rank}" if part.rank else "",
+        of=Embedding,
+    ),
 }
-# All but the graph: what a layer's and the head's sizes consist of.
+# All but the graph: what the sizes of parts consist of.
 SIZE_GENES = {name: gene for name, gene in GENES.items() if gene.key}
 
 
 def genes_of(part: Part) -> dict[str, Gene]:
-    """The genes of a layer, or those of a head."""
-    return {name: gene for name, gene in GENES.items() if gene.of_head == isinstance(part, Head)}
+    """The genes of a part."""
+    return {name: gene for name, gene in GENES.items() if isinstance(part, gene.of)}
 
 
 def distance(base: Base, one: Part, other: Part) -> float:
-    """The difference in size between two layers, or two heads: the sum over their genes."""
+    """The difference in size between two parts of the same kind: the sum over their genes."""
     return sum(gene.distance(base, one, other) for gene in genes_of(one).values())
 
 
+def blocks_and_experts(part: Part) -> tuple[int, int]:
+    """What orders sizes of equally many parameters."""
+    if isinstance(part, Layer):
+        return part.ffn.stack, part.ffn.experts.count
+    return 0, part.experts if isinstance(part, Head) else 0
+
+
 def outside_ffns(architecture: Architecture) -> str:
-    """What the genes of attention and head say in words, such as "4 experts in attention, 2 experts in head"; empty if
-    all have their defaults.
+    """What the genes of attention, head and embedding say in words, such as "4 experts in attention, embedding of rank
+    64"; empty if all have their defaults.
     """
     parts_in_words = []
     for gene in GENES.values():

@@ -1,11 +1,13 @@
-"""The searched parts of an architecture: each layer with its attention and its FFN, and the prediction head."""
+"""The searched parts of an architecture: each layer with its attention and its FFN, the prediction head, and the word
+embedding.
+"""
 
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from foundation.errors import did_you_mean, shortened
-from search_spaces.base import MOST_EXPERTS, Base
+from search_spaces.base import LARGEST, MOST_EXPERTS, Base
 from search_spaces.checks import ArchitectureError, as_fraction, as_object, check_integer, in_place
 from search_spaces.graph import GELU, FFNGraph, GraphError
 from search_spaces.routing import ROUTINGS, RoutingKind
@@ -277,3 +279,41 @@ class Head:
     def from_json(cls, value: object) -> "Head":
         """The inverse of `to_json`. Raises ArchitectureError."""
         return cls(**as_object("head", value, (), ("experts",)))
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The word embedding.
+
+    Args:
+        rank: the width of the embedding's table, whose rows a linear map without bias takes to the width of the model;
+            None: the table itself has the width of the model.
+    """
+
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_integer("embedding.rank", self.rank, LARGEST["width"])
+
+    def invalid_reason(self, base: Base) -> str:
+        """Why this embedding is invalid on this base, starting with the value's name; empty if it is valid."""
+        if self.rank is None:
+            return ""
+        if base.embedding is not None:
+            return f"rank: {self.rank} is for a word embedding that base.embedding does not already factorize"
+        if self.rank >= base.width:
+            return f"rank: must be below base.width, which is {base.width}, not {self.rank}"
+        return ""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable values; the inverse of `from_json`."""
+        return {"rank": self.rank}
+
+    @classmethod
+    def from_json(cls, value: object) -> "Embedding":
+        """The inverse of `to_json`. Raises ArchitectureError."""
+        return cls(**as_object("embedding", value, (), ("rank",)))
+
+
+FULL = Embedding()

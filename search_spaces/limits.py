@@ -5,35 +5,38 @@ from dataclasses import dataclass
 
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.layer import Head, Layer
+from search_spaces.layer import Embedding, Head, Layer
 
 
-def free_head(base: Base, head: Head) -> int:
-    """The cost of a head where `Limit.fixed` includes it."""
+def free(base: Base, part: Head | Embedding) -> int:
+    """The cost of a head or an embedding where `Limit.fixed` includes it."""
     return 0
 
 
 @dataclass(frozen=True)
 class Limit:
-    """An upper bound `maximum` on an integer cost that is additive over the layers and the head.
+    """An upper bound `maximum` on an integer cost that is additive over the layers, the head and the word embedding.
 
     Args:
         name: "macs", for the number of multiplications and additions; "latency", in microseconds; or "size", in bytes.
         fixed: the cost of everything else.
         layer_cost: the cost of a layer.
         maximum: the bound, in the unit of the cost.
-        head_cost: the cost of a head.
+        head_cost, embedding_cost: the cost of a head, and of an embedding.
     """
 
     name: str
     fixed: int
     layer_cost: Callable[[Base, Layer], int]
     maximum: int
-    head_cost: Callable[[Base, Head], int] = free_head
+    head_cost: Callable[[Base, Head], int] = free
+    embedding_cost: Callable[[Base, Embedding], int] = free
 
-    def cost(self, base: Base, part: Layer | Head) -> int:
-        """The cost of a layer or of a head."""
-        return self.head_cost(base, part) if isinstance(part, Head) else self.layer_cost(base, part)
+    def cost(self, base: Base, part: Layer | Head | Embedding) -> int:
+        """The cost of a part of an architecture."""
+        if isinstance(part, Layer):
+            return self.layer_cost(base, part)
+        return self.head_cost(base, part) if isinstance(part, Head) else self.embedding_cost(base, part)
 
     def in_words(self, cost: int) -> str:
         """A cost as users write it: a latency in milliseconds, a size in megabytes."""

@@ -24,7 +24,7 @@ STARTS = 3
 
 def neighbours(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     """Members of the space one step away, in random order: one layer differs in the size of its attention, in that of
-    its FFN or in one choice of its graph, or the head differs in its size.
+    its FFN or in one choice of its graph, or the head or the word embedding differs in its size.
 
     A step that leaves the budget is repaired by changing one more such size, at a random second place, if one fits. For
     an architecture outside the space, the first neighbour is its nearest member, followed by that member's neighbours.
@@ -48,7 +48,7 @@ def nearest(space: Space, architecture: Architecture) -> Architecture:
     """A member of the space close to an architecture, which must have the same base but may have any graphs and sizes.
 
     Graphs outside the space become the base graph (or the start's). For the sizes, coordinate descent from random
-    starts, over two layers at a time (the head counts as one), minimizes the sum of the `distance`s, so the result is
+    starts, over two parts at a time, minimizes the sum of the `distance`s, so the result is
     the nearest member or close to it.
     """
     graphs = [
@@ -93,7 +93,7 @@ def _nearest_options(
 
 
 def is_step(one: Part, other: Part) -> bool:
-    """Whether two layers differ in either their attention or their FFN, or two heads at all."""
+    """Whether two layers differ in either their attention or their FFN, or two other parts at all."""
     if isinstance(one, Layer) and isinstance(other, Layer):
         return (one.attention != other.attention) != (one.ffn != other.ffn)
     return one != other
@@ -138,7 +138,7 @@ def _graph_steps(space: Space, architecture: Architecture, rng: random.Random) -
 def _repaired(
     space: Space, architecture: Architecture, place: int, part: Part, rng: random.Random
 ) -> Iterator[Architecture]:
-    """The architecture with another layer or head at this place and, if the budget requires it, another size at a
+    """The architecture with another part at this place and, if the budget requires it, another size at a
     second place. Yields nothing if none fits.
     """
     parts = list(architecture.parts)
@@ -168,7 +168,7 @@ def _repaired(
 def _descend(
     chosen: list[int], costs: Sequence[Sequence[Cost]], distances: Sequence[Sequence[float]], bounds: Bounds
 ) -> list[int]:
-    """Coordinate descent: make the best change of at most two layers at a time until none reduces the distance."""
+    """Coordinate descent: make the best change of at most two parts at a time until none reduces the distance."""
     all_costs, all_distances = [np.array(row) for row in costs], [np.array(row) for row in distances]
     while True:
         best, gain = None, 1e-9

@@ -1,19 +1,37 @@
-"""Why a space is empty: no layer can have its sizes, or no architecture fits its budget."""
+"""Why there is no such space: a setting is invalid, no layer can have its sizes, or no architecture fits its budget."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from foundation.errors import did_you_mean, shortened
 from search_spaces.architecture import Architecture, ArchitectureError
 from search_spaces.base import Base
 from search_spaces.counting import Bounds, Cost, count_within
+from search_spaces.genes import SIZE_GENES
 from search_spaces.graph import FFNGraph
-from search_spaces.layer import FFN, Attention
+from search_spaces.layer import FFN, Attention, Embedding
 from search_spaces.limits import Limit
+from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
+
+
+def setting_reason(genes: Mapping[str, Sequence[Any]], max_height: int | None, mutation_rate: float) -> str:
+    """Which of these settings of a space is invalid, and why; empty if none is."""
+    for name, choices in genes.items():
+        if name not in SIZE_GENES:
+            return f"genes: unknown gene {name!r}{did_you_mean(name, SIZE_GENES)}"
+        if not choices or len(set(choices)) < len(choices):
+            return f"{SIZE_GENES[name].key}: must be one or more distinct values, not {shortened(tuple(choices))}"
+    if max_height is not None and not MIN_HEIGHT <= max_height <= MAX_HEIGHT:
+        return f"max_height: must be from {MIN_HEIGHT} to {MAX_HEIGHT}, not {max_height}"
+    return "" if 0 <= mutation_rate <= 1 else f"mutation_rate: must be from 0 to 1, not {mutation_rate}"
 
 
 def no_size_reason(base: Base, graph: FFNGraph, choices: Mapping[str, Sequence[Any]]) -> str:
-    """Why no layer can have one of these sizes, or none has an FFN; empty if some can."""
+    """Why no part can have one of these sizes, or no layer has an FFN; empty if some can."""
+    for rank in choices["rank"]:
+        if reason := Embedding(rank).invalid_reason(base):
+            return f"ranks: {reason.removeprefix('rank: ')}"
     stacks, expansions, experts = (choices[name] for name in ("stack", "expansion", "experts"))
     attentions = [Attention(*size) for size in product(choices["heads"], choices["attention_experts"])]
     if all(reasons := [attention.invalid_reason(base) for attention in attentions]):
@@ -36,8 +54,8 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
     """The message of `SpaceError` for an empty space: which bounds no architecture keeps, and what would help.
 
     Args:
-        bounds: on the sums of the costs of layers and head: parameters, then those of the limits.
-        part_costs: the costs of the options of each layer and of the head.
+        bounds: on the sums of the costs of all parts: parameters, then those of the limits.
+        part_costs: the costs of the options of each part.
         fixed: the parameters of everything else.
     """
     ranges = [
@@ -51,7 +69,7 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
         f"this space reaches from {smallest:,} to {largest:,}"
     )
     if max_params < smallest:
-        return f"{message}; raise max_params, or allow smaller expansions, smaller stacks or fewer experts"
+        return f"{message}; raise max_params, or allow smaller expansions, smaller stacks, or fewer heads or experts"
     if min_params > largest:
         return f"{message}; lower min_params, or allow larger expansions, larger stacks or more experts"
     binding: list[Limit] = []
@@ -60,7 +78,7 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
             return (
                 f"no architecture keeps to {limit.name} {limit.in_words(limit.maximum)}: the smallest in this space is "
                 f"{limit.in_words(limit.fixed + lowest)}; raise max_{limit.name}, or allow smaller expansions, smaller "
-                "stacks or fewer experts"
+                "stacks, or fewer heads or experts"
             )
         if limit.fixed + highest > limit.maximum:
             binding.append(limit)

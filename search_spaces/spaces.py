@@ -1,9 +1,9 @@
-"""Search spaces: the genes of all layers and of the head, or some of them, within a budget.
+"""Search spaces: the genes of all layers, of the head and of the word embedding, or some of them, within a budget.
 
 Every sample and every mutation is valid by construction, without rejection sampling. `grammar` defines the graphs.
-Sizes, the combinations of all other genes (`genes.GENES`) of all layers and the head, are sampled exactly uniformly
-from those within the budget: layer by layer and then for the head, a uniform number is mapped through the inverse of
-the conditional distribution function, given what was chosen before. This only needs the number of ways to reach each
+Sizes, the combinations of all other genes (`genes.GENES`) of all parts, are sampled exactly uniformly from those within
+the budget: layer by layer, then for the head and the embedding, a uniform number is mapped through the inverse of the
+conditional distribution function, given what was chosen before. This only needs the number of ways to reach each
 total cost, which dynamic programming counts (`counting`).
 """
 
@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from foundation.errors import UserError, did_you_mean, shortened
+from foundation.errors import UserError, shortened
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import CLASSIFIER, HeadCost, embedding_params, head_params, layer_params
@@ -28,21 +28,20 @@ from search_spaces.counting import (
     is_on_grid,
     position_of,
 )
-from search_spaces.genes import SIZE_GENES, Part, genes_of
+from search_spaces.genes import SIZE_GENES, Part, blocks_and_experts, genes_of
 from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import FFN, Attention, Head, Layer
+from search_spaces.layer import FFN, Attention, Embedding, Head, Layer
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
-from search_spaces.reasons import no_fit_reason, no_size_reason
+from search_spaces.reasons import no_fit_reason, no_size_reason, setting_reason
 from search_spaces.spelling import GraphTrial, RandomTrial, Trial
-from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
 GRAPHS, SIZES = "graphs", "sizes"
 # The number of entries at which a cache of a space is emptied.
 CACHED = 16_384
 
-# Options for a layer or the head, and their costs.
+# Options for a part, and their costs.
 Row = tuple[tuple[Any, ...], tuple[Cost, ...]]
 
 
@@ -97,20 +96,10 @@ class Space:
     def __post_init__(self) -> None:
         if self.activation not in UNARY:
             raise SpaceError(f"graph: must be 'project(<activation>(expand(x)))', not '{self.graph}'")
-        for name in self.genes:
-            if name not in SIZE_GENES:
-                raise SpaceError(f"genes: unknown gene {name!r}{did_you_mean(name, SIZE_GENES)}")
+        if reason := setting_reason(self.genes, self.max_height, self.mutation_rate):
+            raise SpaceError(reason)
         defaults = {name: (gene.default(self.base),) for name, gene in SIZE_GENES.items()}
         object.__setattr__(self, "genes", {**defaults, **{name: tuple(some) for name, some in self.genes.items()}})
-        for name, choices in self.genes.items():
-            if not choices or len(set(choices)) < len(choices):
-                raise SpaceError(
-                    f"{SIZE_GENES[name].key}: must be one or more distinct values, not {shortened(choices)}"
-                )
-        if self.max_height is not None and not MIN_HEIGHT <= self.max_height <= MAX_HEIGHT:
-            raise SpaceError(f"max_height: must be from {MIN_HEIGHT} to {MAX_HEIGHT}, not {self.max_height}")
-        if not 0 <= self.mutation_rate <= 1:
-            raise SpaceError(f"mutation_rate: must be from 0 to 1, not {self.mutation_rate}")
         if not self.vary or not self.vary <= {GRAPHS, SIZES}:
             raise SpaceError(f"vary: must be graphs, sizes or both, not {shortened(sorted(self.vary))}")
         if self.start is None and self.vary != {GRAPHS, SIZES}:
@@ -128,7 +117,7 @@ class Space:
                 "parameters: leave it out, or allow fewer sizes"
             )
         if not self.size_count():
-            raise SpaceError(no_fit_reason(self.bounds, costs, embedding_params(self.base), self.limits))
+            raise SpaceError(no_fit_reason(self.bounds, costs, self._fixed_params, self.limits))
 
     def suggest(self, trial: Trial) -> Architecture:
         """The architecture that a trial's choices define; any choices give a member of the space.
@@ -208,6 +197,11 @@ class Space:
         """All sizes of the head."""
         return self._combined(Head())
 
+    @cached_property
+    def embedding_sizes(self) -> tuple[Embedding, ...]:
+        """All sizes of the word embedding."""
+        return self._combined(Embedding())
+
     def _combined(self, part: Any) -> tuple[Any, ...]:
         """The part with all valid combinations of its genes' choices, in the order of these."""
         genes = [gene for gene in genes_of(part).values() if gene.key]
@@ -216,7 +210,7 @@ class Space:
             changed = part
             for gene, value in zip(genes, values, strict=True):
                 changed = gene.replace(changed, value)
-            if isinstance(changed, Head) or not changed.invalid_reason(self.base):
+            if not isinstance(changed, Layer) or not changed.invalid_reason(self.base):
                 parts.append(changed)
         return tuple(dict.fromkeys(parts))
 
@@ -225,16 +219,16 @@ class Space:
         return self.varies_sizes and len(self.genes[name]) > 1
 
     def size_count(self) -> int:
-        """The number of ways to choose the sizes of all layers and the head within the budget, with the base graph (or
+        """The number of ways to choose the sizes of all parts within the budget, with the base graph (or
         the start's) in every layer.
         """
         return count_within(self.rows(self.start_graphs)[1], self.bounds)
 
     def of_parts(self, parts: Sequence[Part]) -> Architecture:
-        """The architecture of these layers and this head."""
-        head = parts[-1]
-        assert isinstance(head, Head)
-        return Architecture(self.base, tuple(part for part in parts if isinstance(part, Layer)), head)
+        """The architecture of these layers, this head and this embedding."""
+        *layers, head, embedding = parts
+        assert isinstance(head, Head) and isinstance(embedding, Embedding)
+        return Architecture(self.base, tuple(part for part in layers if isinstance(part, Layer)), head, embedding)
 
     @property
     def varies_graphs(self) -> bool:
@@ -283,10 +277,15 @@ class Space:
 
     @cached_property
     def bounds(self) -> Bounds:
-        """The bounds on the summed costs of layers and head: parameters, then the cost of every limit."""
-        fixed = embedding_params(self.base)
+        """The bounds on the summed costs of all parts: parameters, then the cost of every limit."""
+        fixed = self._fixed_params
         high = (self.max_params - fixed, *(limit.maximum - limit.fixed for limit in self.limits))
         return Bounds(self.min_params - fixed, high)
+
+    @cached_property
+    def _fixed_params(self) -> int:
+        """The parameters outside the layers and the head with the smallest embedding; others cost what they add."""
+        return min(embedding_params(self.base, part) for part in self.embedding_sizes)
 
     def _chooses_graph(self, layer: int) -> bool:
         """Whether the graph of this layer is searched: not if it keeps the start's stack of 0."""
@@ -295,13 +294,15 @@ class Space:
         return self.start.ffns[layer].stack > 0
 
     def cost(self, part: Part) -> Cost:
-        """What a layer or the head contributes to each entry of `bounds`."""
+        """What a part contributes to each entry of `bounds`."""
         cost: Cost = self._cached(part, lambda: self._new_cost(part))
         return cost
 
     def _new_cost(self, part: Part) -> Cost:
         if isinstance(part, Head):
             params = head_params(self.base, part, self.num_labels, self.head)
+        elif isinstance(part, Embedding):
+            params = embedding_params(self.base, part) - self._fixed_params
         else:
             params = layer_params(self.base, part)
         return (params, *(limit.cost(self.base, part) for limit in self.limits))
@@ -311,8 +312,10 @@ class Space:
         return self._row(layer, graph)[0]
 
     def rows(self, graphs: Sequence[FFNGraph]) -> tuple[list[tuple[Part, ...]], list[tuple[Cost, ...]]]:
-        """All that each layer can be with its graph, and all heads, cheapest first; and the costs of these options."""
-        rows = [*(self._row(layer, graph) for layer, graph in enumerate(graphs)), self._head_row]
+        """All that each layer can be with its graph, all heads and all embeddings, cheapest first; and the costs of
+        these options.
+        """
+        rows = [*(self._row(layer, graph) for layer, graph in enumerate(graphs)), *self._other_rows]
         return [options for options, _ in rows], [costs for _, costs in rows]
 
     def draw_sizes(
@@ -348,9 +351,11 @@ class Space:
         return self._cache[key]
 
     @cached_property
-    def _head_row(self) -> Row:
-        kept = (self.start.head,) if self.start is not None and not self.varies_sizes else self.head_sizes
-        return self._priced(kept)
+    def _other_rows(self) -> tuple[Row, Row]:
+        """The rows of the head and of the embedding."""
+        if self.start is not None and not self.varies_sizes:
+            return self._priced((self.start.head,)), self._priced((self.start.embedding,))
+        return self._priced(self.head_sizes), self._priced(self.embedding_sizes)
 
     def _row(self, layer: int, graph: FFNGraph) -> Row:
         """A layer's options with this graph, and their costs."""
@@ -366,7 +371,7 @@ class Space:
     def _priced(self, options: Sequence[Part]) -> Row:
         """The options and their costs, in the order of their parameters."""
         priced = [(self.cost(part), part) for part in options]
-        priced.sort(key=lambda row: (row[0][0], *_blocks_and_experts(row[1])))
+        priced.sort(key=lambda row: (row[0][0], *blocks_and_experts(row[1])))
         return tuple(part for _, part in priced), tuple(cost for cost, _ in priced)
 
     def _ways(self, costs: Sequence[tuple[Cost, ...]], place: int, bounds: Bounds) -> list[int]:
@@ -382,17 +387,13 @@ class Space:
             part = architecture.parts[place]
             if part not in options:
                 sizes = ", ".join(f"{name} {gene.read(part)}" for name, gene in genes_of(part).items() if gene.key)
-                return f"{'the head' if isinstance(part, Head) else f'layers[{place}]'} has {sizes}"
+                return f"{f'layers[{place}]' if isinstance(part, Layer) else f'the {self._name(place)}'} has {sizes}"
         for layer, graph in enumerate(graphs):
             if not (self.spells(graph) if self.varies_graphs else graph == self.start_graphs[layer]):
                 return f"layers[{layer}] has the graph {graph}"
         return "" if self.within_budget(architecture) else "its costs are outside the budget"
 
     def _name(self, place: int) -> str:
-        """The prefix of the parameters of a layer or of the head."""
-        return f"layer{place + 1}" if place < self.base.depth else "head"
-
-
-def _blocks_and_experts(part: Part) -> tuple[int, int]:
-    """What orders options of equally many parameters."""
-    return (0, part.experts) if isinstance(part, Head) else (part.ffn.stack, part.ffn.experts.count)
+        """The prefix of the parameters of a part."""
+        others = ("head", "embedding")
+        return f"layer{place + 1}" if place < self.base.depth else others[place - self.base.depth]

@@ -94,6 +94,7 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         mismatch=base.mismatch,
         attention_heads=None if set(heads) == {base.heads} else heads,
         kept_heads=_kept_heads(heads, base.heads, template),
+        embedding_rank=architecture.embedding.rank,
         attention_experts=experts[0] if len(set(experts)) == 1 else experts,
         gate_scale=base.gate_scale,
         router_jitter_noise=base.gate_jitter,

@@ -20,6 +20,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import project_width
 from search_spaces.layer import FFN, Attention, Layer
+from supernet.embedding import of_rank
 from supernet.experts.channels import expert_channels
 from supernet.experts.routers import initial_gate, initial_head, routing_tables
 
@@ -30,10 +31,10 @@ def inherit(
     """The initial weights of a candidate.
 
     A layer inherits the supernet's leading heads, its lowest blocks and their leading inner channels; one that is left
-    out inherits nothing. Norms,
-    embeddings and prediction heads are inherited completely (EfficientBERT, section 3.2: stacked FFNs are sliced from
-    bottom to top, linear operations from left to right). A `gate` that the supernet does not have is initialized to the
-    constant one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
+    out inherits nothing. Norms, embeddings and prediction heads are inherited completely (EfficientBERT, section 3.2:
+    stacked FFNs are sliced from bottom to top, linear operations from left to right); of a word embedding of lower
+    rank, the words are projected onto their `principal_axes`. A `gate` that the supernet does not have is initialized
+    to the constant one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
 
     Each expert inherits the channels that `expert_channels` gives it, and the whole bias of `project`. A learned router
     inherits the leading rows of the supernet's, or gets new weights if the supernet has none. Routing tables of the
@@ -42,14 +43,16 @@ def inherit(
     Args:
         weights: state dict of a dense supernet on the same base, with at least as many blocks in every layer.
         architecture: the candidate's architecture.
-        frequencies: frequency of every token id (vocabulary,), for routings that need it.
+        frequencies: frequency of every token id (vocabulary,), for routings that need it, and for a word embedding of
+            lower rank.
         seed: seed for routing tables and for new gates and heads.
 
     Returns:
         A complete state dict of copies for a model that is built from `architecture` with the supernet's head.
 
     Raises:
-        ValueError: frequencies are missing, or the supernet has experts, extra layers, or too few channels or blocks.
+        ValueError: frequencies are missing, the supernet has experts, extra layers, or too few channels or blocks, or
+            its word embedding is of too low a rank.
     """
     base, layers = architecture.base, architecture.layers
     family = family_of_weights(weights)
@@ -89,21 +92,41 @@ def inherit(
         if module == "expand" and ffn.graph.gated and gate not in weights:
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
     prefix = family.prefix(weights)
+    has_attentions = any(family.query in name for name in weights)
+    before = prefix.removesuffix(f"{family.layers}.")
     for layer, ffn in enumerate(architecture.ffns):
         if (count := block_counts[layer]) < ffn.stack:
             raise ValueError(f"layers[{layer}].ffn.stack is {ffn.stack}; the supernet has {count} blocks there")
-        query, output = f"{prefix}{layer}.{family.query}.weight", f"{prefix}{layer}.{family.output}.bias"
-        if layers[layer].attention.heads and output in inherited and query not in inherited:
+        query = f"{prefix}{layer}.{family.query}.weight"
+        if layers[layer].attention.heads and has_attentions and query not in inherited:
             raise ValueError(f"layers[{layer}].attention.heads is above 0; the supernet has none there")
         inherited |= _gates(weights, base, layers[layer], f"{prefix}{layer}.", layer, seed)
-    if architecture.head.experts > 1 and f"{EXPERT_HEAD}weight" in inherited:
-        classifier = inherited.pop(f"{EXPERT_HEAD}weight")
-        del inherited[f"{EXPERT_HEAD}bias"]
-        head = initial_head(architecture.head.experts, classifier, seed)
-        inherited |= {EXPERT_HEAD + name: tensor for name, tensor in head.items()}
+    inherited = _outside_layers(inherited, architecture, family, before, frequencies, seed)
     if not architecture.has_experts or any(name.endswith(f".{TABLE}") for name in weights):
         return inherited
     return routing_tables(architecture, prefix, frequencies, seed) | inherited
+
+
+def _outside_layers(
+    weights: dict[str, Tensor],
+    architecture: Architecture,
+    family: Family,
+    prefix: str,
+    frequencies: Tensor | None,
+    seed: int,
+) -> dict[str, Tensor]:
+    """The weights with the word embedding and the head of this architecture.
+
+    Args:
+        prefix: what stands before the names of the base model.
+    """
+    weights = of_rank(weights, prefix, family, architecture.embedding.rank, frequencies)
+    if architecture.head.experts > 1 and f"{EXPERT_HEAD}weight" in weights:
+        classifier = weights.pop(f"{EXPERT_HEAD}weight")
+        del weights[f"{EXPERT_HEAD}bias"]
+        head = initial_head(architecture.head.experts, classifier, seed)
+        weights |= {EXPERT_HEAD + name: tensor for name, tensor in head.items()}
+    return weights
 
 
 def _of_attention(family: Family, inside: str) -> bool:
@@ -145,6 +168,8 @@ def _gates(
         gates = {prefix + BLOCK_GATE.format(block): (experts.count, block + 1) for block in range(ffn.stack)}
     if layer.attention.experts > 1:
         gates[prefix + ATTENTION_GATE] = (layer.attention.experts, 0)
+    if not gates:
+        return {}
     like = next(tensor for name, tensor in weights.items() if name.startswith(prefix))
     return {
         name: _leading(weights[name], 0, count, name).clone()

@@ -109,10 +109,20 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         distill.training.teacher.TeacherError: the activation is not among the operations.
     """
     base, graph = base_of_teacher(dense.config)
-    whole = from_teacher(dense, stack=1)
+    return cut(from_teacher(dense, stack=1), kept, kept.architecture(base, graph))
+
+
+def cut(whole: PreTrainedModel, kept: Kept, architecture: Architecture) -> PreTrainedModel:
+    """The model in eval mode with only these heads and channels of each layer.
+
+    Args:
+        whole: a student with one dense block in every layer and any head; its attentions may lack heads already.
+        kept: indices among the heads and channels that it has.
+        architecture: that of the result.
+    """
     family, weights = family_of(whole), whole.state_dict()
     prefix = family.prefix(weights)
-    size = base.width // base.heads
+    size = architecture.base.width // architecture.base.heads
     for number, (heads, channels) in enumerate(zip(kept.heads, kept.channels, strict=True)):
         of_heads = channels_of_heads(torch.tensor(heads, dtype=torch.long), size)
         indices = {CHANNELS: torch.tensor(channels), HEADS: of_heads}
@@ -120,12 +130,11 @@ def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         if not heads:
             for name, (unit, _) in family.slices().items():
                 if unit == HEADS:
-                    del weights[f"{prefix}{number}.{name}"]
-    template = copy.deepcopy(dense.config)
-    chosen = zip(heads_of(dense.config), kept.heads, strict=True)
+                    weights.pop(f"{prefix}{number}.{name}", None)
+    template = copy.deepcopy(whole.config)
+    chosen = zip(heads_of(whole.config), kept.heads, strict=True)
     template.kept_heads = [[of_layer[head] for head in heads] for of_layer, heads in chosen]
-    architecture, count = kept.architecture(base, graph), dense.config.num_labels
-    return build(architecture, task_type_of(dense), count, template, weights).eval()
+    return build(architecture, task_type_of(whole), whole.config.num_labels, template, weights).eval()
 
 
 def pruned_to(

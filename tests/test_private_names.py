@@ -41,7 +41,7 @@ PRIVATE: dict[str, tuple[set[str], str]] = {
     "distill/objectives/outputs.py": (ATTENTION, "tests/distill/objectives/test_outputs.py"),
     "distill/objectives/theseus.py": (ATTENTION, "tests/distill/objectives/test_theseus.py"),
     "distill/training/loop.py": (ATTENTION, "tests/distill/training/test_loop.py"),
-    "nas/export/onnx.py": (ATTENTION, "tests/nas/export/test_onnx.py"),
+    "nas/onnx/model.py": (ATTENTION, "tests/nas/onnx/test_onnx.py"),
     "supernet/one_shot.py": (ATTENTION, "tests/supernet/test_one_shot.py"),
     "distill/encoders/student/attention.py": (
         ATTENTION,

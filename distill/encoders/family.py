@@ -19,6 +19,8 @@ CHANNELS, HEADS = "channels", "heads"
 # routing table; and the prefix of the names in a head of experts.
 BLOCK_GATE, ATTENTION_GATE, TABLE = "ffn.{}.router.weight", "attention.router.weight", "router.table"
 EXPERT_HEAD = "classifier."
+# The output maps of masked language models, which may be tied to the word embedding.
+DECODERS = ("cls.predictions.decoder", "lm_head.decoder")
 _IN_BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(\w+)")
 
 
@@ -35,6 +37,7 @@ class Family:
         model_type: as in a configuration.
         layers: the list of layers.
         embeddings: the module whose output is the input of the lowest layer; `embeddings_norm` is its last part.
+        words: the word embedding; in a student of lower rank, its child `word_map` follows the table.
         expand, activation, project: the three modules of the FFN, in a layer. Any module that maps the model's width to
             itself can replace the FFN: it takes the place of `expand`, and identities those of the other two. A student
             has no `activation`.
@@ -57,6 +60,8 @@ class Family:
     layers: str = "encoder.layer"
     embeddings: str = "embeddings"
     embeddings_norm: str = "embeddings.LayerNorm"
+    words: str = "embeddings.word_embeddings"
+    word_map: str = "embeddings.word_embeddings.map"
     expand: str = "intermediate.dense"
     activation: str | None = "intermediate.intermediate_act_fn"
     project: str = "output.dense"

@@ -20,7 +20,7 @@ def selected(
         block: the number of the block, in a student.
     """
     return {
-        prefix + name: weights[prefix + name].index_select(dimension, indices[unit])
+        prefix + name: weights[prefix + name].index_select(dimension, indices[unit].to(weights[prefix + name].device))
         for name, (unit, dimension) in family.slices(block).items()
         if unit in indices and prefix + name in weights
     }

@@ -225,13 +225,14 @@ class _Training:
 
 @contextlib.contextmanager
 def _word_embedding_frozen(model: Any, frozen: bool) -> Iterator[None]:
-    weight = model.base_model.get_input_embeddings().weight
-    required = weight.requires_grad
-    weight.requires_grad_(required and not frozen)
+    required = {weight: weight.requires_grad for weight in model.base_model.get_input_embeddings().parameters()}
+    for weight, was_required in required.items():
+        weight.requires_grad_(was_required and not frozen)
     try:
         yield
     finally:
-        weight.requires_grad_(required)
+        for weight, was_required in required.items():
+            weight.requires_grad_(was_required)
 
 
 @contextlib.contextmanager

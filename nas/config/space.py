@@ -12,6 +12,7 @@ from nas.config.values import (
     HeadCounts,
     Latency,
     PositiveFraction,
+    Ranks,
     Table,
     UnitFloat,
 )
@@ -31,6 +32,8 @@ class SpaceTable(Table):
         attention_experts: the choices for the number of experts of each layer's attention.
         head_experts: the choices for the number of prediction layers in the head. Baselines have the fewest experts of
             both.
+        ranks: the choices for the rank of the word embedding beside the full one, which baselines have; None: only the
+            full one.
         uniform: without `max_params`, the upper bound on parameters is what a student has whose layers all have this
             expansion (a uniform slice).
         min_params, max_params: bounds on the parameters, pooler and classifier included, such as "15M".
@@ -55,6 +58,7 @@ class SpaceTable(Table):
     heads: HeadCounts | None = None
     attention_experts: ExpertCounts = (1,)
     head_experts: ExpertCounts = (1,)
+    ranks: Ranks | None = None
     uniform: PositiveFraction | None = None
     slack: UnitFloat = 0.05
     min_params: Count | None = None
@@ -70,6 +74,8 @@ class SpaceTable(Table):
     def genes(self) -> dict[str, tuple[Any, ...]]:
         """The choices of genes by their names, as a `search_spaces.spaces.Space` takes them."""
         choices = {name: getattr(self, gene.key) for name, gene in SIZE_GENES.items()}
+        if self.ranks is not None:
+            choices["rank"] = (None, *self.ranks)
         return {name: values for name, values in choices.items() if values is not None}
 
     @property

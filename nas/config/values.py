@@ -103,6 +103,12 @@ HeadCounts = Annotated[
     Field(min_length=1),
     AfterValidator(_distinct),
 ]
+# Choices for the rank of the word embedding.
+Ranks = Annotated[
+    tuple[Annotated[int, Field(strict=True, ge=1, le=LARGEST["width"])], ...],
+    Field(min_length=1),
+    AfterValidator(_distinct),
+]
 Latency = Annotated[str, AfterValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
 FileSize = Annotated[int, BeforeValidator(file_size)]

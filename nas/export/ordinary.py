@@ -1,5 +1,6 @@
 """Students as ordinary checkpoints of their family, which need no code of their own, where their layers can be
-expressed as the family's: missing heads, channels and FFNs become zeros, and layers that compute nothing are dropped.
+expressed as the family's: missing heads, channels and FFNs become zeros, layers that compute nothing are dropped, and
+word embeddings of lower rank are multiplied out.
 """
 
 from collections.abc import Mapping
@@ -11,13 +12,15 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from distill.encoders.family import CHANNELS, FAMILIES, HEADS, Family, family_of
+from distill.encoders.family import CHANNELS, DECODERS, FAMILIES, HEADS, Family, family_of
 from distill.encoders.student.configuration import attention_experts, is_left_out
 from nas.export.checkpoint import ExportError, type_of_head
-from nas.export.onnx import TOLERANCE, padded_batch
+from nas.onnx.model import TOLERANCE, padded_batch
 from search_spaces.architecture import Architecture
 from search_spaces.layer import FFN
 
+# Stands beside CHANNELS and HEADS for the parameters of a word embedding that is multiplied out.
+WORDS = "words"
 # The operations that have another name in a configuration; gelu has one for each of its forms.
 OTHER_NAMES = {"swish": "silu"}
 GELU_FORMS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
@@ -70,7 +73,8 @@ class OrdinaryForm:
 
     Attributes:
         padding: how many of its parameters are not the student's: by `CHANNELS` and `HEADS`, those that give every FFN
-            the channels of the widest one, and every attention all heads.
+            the channels of the widest one, and every attention all heads; by `WORDS`, those that a word embedding of
+            full rank has more.
     """
 
     model: PreTrainedModel
@@ -87,13 +91,15 @@ class OrdinaryForm:
             return "the same parameters and operations as the student's"
         family, config = family_of(self.model), self.model.config
         total = sum(parameter.numel() for parameter in self.model.parameters())
-        parts = (
+        parts = [
             f"{self.padding[unit]:,} give every {part} {family.size(config, size)} {unit}"
             for unit, part, size in ((HEADS, "attention", "heads"), (CHANNELS, "FFN", "inner"))
             if self.padding[unit]
-        )
+        ]
+        whole = " and its word embedding has the full rank" if WORDS in self.padding else ""
+        parts += [f"{self.padding[WORDS]:,} multiply out the word embedding"] if whole else []
         return (
-            f"all layers of a {family.model_type} model have the same sizes, so {self.added:,} parameters "
+            f"all layers of a {family.model_type} model have the same sizes{whole}, so {self.added:,} parameters "
             f"({self.added / (total - self.added):.1%} more) are padding, which is computed like all others: "
             + " and ".join(parts)
         )
@@ -102,7 +108,7 @@ class OrdinaryForm:
 def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
     """The student as an ordinary checkpoint with equal logits. Attentions are widened by heads of zero weights to all
     heads, and FFNs by channels of zero weights to the width of the widest one, which does not change what they compute.
-    Layers without heads and without an FFN are dropped.
+    Layers without heads and without an FFN are dropped, and a word embedding of lower rank is multiplied out.
 
     An ordinary layer normalizes after its attention and after its FFN; a student's layer without an FFN only once. The
     scale and shift of its LayerNorm move behind the FFN of zeros. Then the first LayerNorm has neither, so that
@@ -137,6 +143,9 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
     given = _renamed(student, ordinary, layers)
     weights: dict[str, Tensor] = {}
     padding = {HEADS: 0, CHANNELS: 0}
+    if config.embedding_rank is not None:
+        words, low = (either.get_input_embeddings() for either in (model, student))
+        padding[WORDS] = sum(p.numel() for p in words.parameters()) - sum(p.numel() for p in low.parameters())
     slices = ordinary.slices()
     for name, whole in model.state_dict().items():
         tensor = given.pop(name, None)
@@ -157,7 +166,7 @@ def _renamed(student: PreTrainedModel, ordinary: Family, layers: list[int]) -> d
     """The weights of a student without those of other layers than these, by their names in its ordinary form."""
     family = family_of(student)
     result = {}
-    for name, tensor in student.state_dict().items():
+    for name, tensor in _of_full_rank(student).items():
         name = family.renamed(ordinary, name)
         if parts := ordinary.split(name):
             prefix, layer, inside = parts
@@ -168,6 +177,15 @@ def _renamed(student: PreTrainedModel, ordinary: Family, layers: list[int]) -> d
             name = f"{prefix}{layers.index(layer)}.{inside}"
         result[name] = tensor
     return result
+
+
+def _of_full_rank(student: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights of a student with its word embedding, and a decoder that is tied to it, multiplied out."""
+    weights, prefix = student.state_dict(), student.base_model_prefix + "." if student.base_model is not student else ""
+    for path in (prefix + family_of(student).words, *DECODERS):
+        if (word_map := weights.pop(f"{path}.map.weight", None)) is not None:
+            weights[f"{path}.weight"] = weights[f"{path}.weight"] @ word_map.t()
+    return weights
 
 
 def ordinary_architecture(architecture: Architecture, config: Any) -> Architecture:

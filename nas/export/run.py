@@ -21,11 +21,11 @@ from distill.training.teacher import TeacherError, load_config, set_head
 from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
 from nas.export.card import Card
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint
-from nas.export.int8 import quantize, scores_of_forms
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
-from nas.export.onnx import OnnxModel, check_installed, export_onnx, verify
 from nas.export.ordinary import ordinary_architecture, ordinary_form
-from nas.latency.measure import device_name
+from nas.latency.settings import device_name
+from nas.onnx.int8 import quantize, scores_of_forms
+from nas.onnx.model import OnnxModel, check_installed, export_onnx, verify
 from nas.preparation.context import preparation_context
 from nas.preparation.teacher import dev_set
 from nas.preparation.workspace import student_base

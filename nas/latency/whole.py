@@ -21,6 +21,10 @@ from nas.latency.steps import bounded, finish, lower_quartile
 WHOLE_ROUNDS = 30
 
 
+class TooBusy(RuntimeError):
+    """The measurements make no sense, because the device is busy with other work."""
+
+
 @dataclass(frozen=True)
 class Latency:
     """The seconds of one forward pass: the quartiles, and `quiet`, an estimate for a device that does nothing else.

@@ -1,6 +1,6 @@
-"""The MILP allocation: heads, widths and activations of all layers that minimize the sum of their predicted losses
-within the budget, by mixed-integer linear programming, as Puzzle (Bercovich et al., 2024) chooses blocks by their
-scores.
+"""The MILP allocation: heads, widths and activations of all layers, and the rank of the word embedding, that minimize
+the sum of their predicted losses within the budget, by mixed-integer linear programming, as Puzzle (Bercovich et al.,
+2024) chooses blocks by their scores.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +12,12 @@ import numpy as np
 from safetensors.numpy import load_file
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from nas.preparation.predictions import HEADS
+from nas.preparation.predictions import HEADS, RANKS
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.counting import Cost
+from search_spaces.counting import Cost, add
 from search_spaces.graph import FFNGraph
-from search_spaces.layer import FFN, Attention, Layer
+from search_spaces.layer import FFN, FULL, Attention, Embedding, Layer
 from search_spaces.operations import UNARY
 from search_spaces.spaces import Space
 
@@ -28,21 +28,26 @@ NODES = 20_000
 DISTANCE = 2
 
 
+Option = Attention | FFN | Embedding | None
+
+
 @dataclass(frozen=True, eq=False)
 class PredictedLosses:
-    """The losses that `supernet.order.prediction` predicts, summed over layers.
+    """The losses that `supernet.order.prediction` predicts, summed over layers and the word embedding.
 
     Attributes:
         base: the base of all architectures.
         activation: the operation of the base graph.
         losses: operation -> `[layer]` -> (L + 1,), nats per token, by the number of channels.
         heads: `[layer]` -> (heads + 1,), nats per token, by the number of heads; empty if all architectures have all.
+        ranks: `[0]` -> (width + 1,), nats per token, by the rank of the word embedding; empty if all have the full one.
     """
 
     base: Base
     activation: str
     losses: Mapping[str, Sequence[np.ndarray]]
     heads: Sequence[np.ndarray] = ()
+    ranks: Sequence[np.ndarray] = ()
 
     @classmethod
     def load(cls, path: Path, base: Base, graph: FFNGraph) -> "PredictedLosses":
@@ -51,8 +56,8 @@ class PredictedLosses:
         for key, values in load_file(path).items():
             op, layer = key.rsplit("/", 1)
             losses.setdefault(op, [np.empty(0)] * base.depth)[int(layer)] = values
-        heads = losses.pop(HEADS, ())
-        return cls(base, graph.nodes[-2].op, losses, heads)
+        heads, ranks = losses.pop(HEADS, ()), losses.pop(RANKS, ())[:1]
+        return cls(base, graph.nodes[-2].op, losses, heads, ranks)
 
     def of_attention(self, layer: int, attention: Attention) -> float:
         """The predicted loss of a layer with this attention, whose experts do not count."""
@@ -70,9 +75,13 @@ class PredictedLosses:
         losses = self.losses.get(read, self.losses[self.activation])[layer]
         return float(losses[min(ffn.inner(self.base), len(losses) - 1)])
 
+    def of_embedding(self, embedding: Embedding) -> float:
+        """The predicted loss of this word embedding."""
+        return 0.0 if embedding == FULL or not self.ranks else float(self.ranks[0][embedding.rank])
+
     def of(self, architecture: Architecture) -> float:
-        """The predicted loss of an architecture: the sum over its layers."""
-        return sum(
+        """The predicted loss of an architecture: the sum over its layers and its word embedding."""
+        return self.of_embedding(architecture.embedding) + sum(
             self.of_attention(number, layer.attention) + self.of_ffn(number, layer.ffn)
             for number, layer in enumerate(architecture.layers)
         )
@@ -80,18 +89,20 @@ class PredictedLosses:
 
 @dataclass(frozen=True, eq=False)
 class _Variables:
-    """The 0-1 variables of the program: one for each option of an attention or FFN, and one for each layer that may be
-    left out. A layer costs the sum of its attention's and its FFN's cost, less what is saved if it is left out.
+    """The 0-1 variables of the program: one for each option of an attention, of an FFN and of the word embedding, and
+    one for each layer that may be left out. A layer costs the sum of its attention's and its FFN's cost, less what is
+    saved if it is left out.
 
     Attributes:
-        options: what each variable stands for, an `Attention`, an `FFN`, or None where it is a layer left out.
-        layers: the layer of each.
+        options: what each variable stands for, an `Attention`, `FFN` or `Embedding`, or None where it is a layer left
+            out.
+        layers: the layer of each; of the embedding the depth.
         predicted: its predicted loss.
         costs: its cost (budgets,) beyond that of `fixed`.
         fixed: the cost of everything that does not vary.
     """
 
-    options: Sequence[Attention | FFN | None]
+    options: Sequence[Option]
     layers: Sequence[int]
     predicted: np.ndarray
     costs: np.ndarray
@@ -120,14 +131,16 @@ def allocate(
     two, only the one with the fewest parameters is considered; so attention and head have the fewest experts.
 
     Args:
-        exclude: architectures from which the result must differ in at least `distance` attentions and FFNs.
-        whole_layers: whether every layer is one of the base model or left out; it need not be among those of the space.
+        exclude: architectures from which the result must differ in at least `distance` attentions, FFNs and embeddings.
+        whole_layers: whether every layer is one of the base model or left out, and the embedding the largest; layers
+            need not be among those of the space.
 
     Returns:
         None if there is no such architecture.
     """
-    head = space.rows(space.start_graphs)[0][-1][0]
-    variables = _variables(space, losses, space.cost(head), whole_layers)
+    head = space.rows(space.start_graphs)[0][-2][0]
+    embeddings = _embeddings(space, whole_layers)
+    variables = _variables(space, losses, add(space.cost(head), space.cost(embeddings[0])), embeddings, whole_layers)
     count, depth = len(variables.options), space.base.depth
     bounds = space.bounds.without(variables.fixed)
     high = np.array(bounds.high, float)
@@ -151,13 +164,17 @@ def allocate(
                 row = _row(count, [n])
                 row[0, place] = -1
                 constraints.append(LinearConstraint(row, 0, 0 if whole_layers else 1))
+    varied = len(parts) * depth
+    if of_embedding := variables.places(Embedding, depth):
+        constraints.append(LinearConstraint(_row(count, of_embedding), 1, 1))
+        varied += 1
     for architecture in exclude:
         same = [
             place
             for place, (option, layer) in enumerate(zip(variables.options, variables.layers, strict=True))
-            if option in (architecture.layers[layer].ffn, architecture.layers[layer].attention)
+            if option in _parts(architecture, layer)
         ]
-        constraints.append(LinearConstraint(_row(count, same), -np.inf, len(parts) * depth - distance))
+        constraints.append(LinearConstraint(_row(count, same), -np.inf, varied - distance))
     solution = milp(
         variables.predicted / max(float(variables.predicted.max()), 1e-300),
         integrality=np.ones(count),
@@ -169,13 +186,16 @@ def allocate(
         return None
     chosen = np.flatnonzero(solution.x > 0.5).tolist()
     layers = [space.options(layer, space.start_graphs[layer])[0] for layer in range(depth)]
+    embedding = embeddings[0]
     for place in chosen:
         option, layer = variables.options[place], variables.layers[place]
         if isinstance(option, FFN):
             layers[layer] = replace(layers[layer], ffn=option)
+        elif isinstance(option, Embedding):
+            embedding = option
         elif option is not None:
             layers[layer] = replace(layers[layer], attention=option)
-    architecture = space.of_parts([*layers, head])
+    architecture = space.of_parts([*layers, head, embedding])
     return architecture if space.within_budget(architecture) else None
 
 
@@ -186,26 +206,43 @@ def _row(count: int, places: Iterable[int]) -> np.ndarray:
     return row
 
 
-def _is_nothing(option: Attention | FFN | None) -> bool:
+def _parts(architecture: Architecture, layer: int) -> tuple[Option, ...]:
+    """What a variable of this layer may stand for, as the architecture has it."""
+    if layer == architecture.base.depth:
+        return (architecture.embedding,)
+    return architecture.layers[layer].ffn, architecture.layers[layer].attention
+
+
+def _is_nothing(option: Option) -> bool:
     """Whether it is an attention without heads, or no FFN."""
     return option == FFN(stack=0) or (isinstance(option, Attention) and not option.heads)
 
 
-def _variables(space: Space, losses: PredictedLosses, head: Cost, whole_layers: bool) -> _Variables:
-    """The variables of a space; attentions have none if they do not vary.
+def _embeddings(space: Space, largest: bool) -> list[Embedding]:
+    """What the word embedding may be, or the largest of these."""
+    found = [part for part in space.rows(space.start_graphs)[0][-1] if isinstance(part, Embedding)]
+    return [max(found, key=lambda embedding: embedding.rank or space.base.width)] if largest else found
+
+
+def _variables(
+    space: Space, losses: PredictedLosses, others: Cost, embeddings: Sequence[Embedding], whole_layers: bool
+) -> _Variables:
+    """The variables of a space; attentions and embeddings have none if they do not vary.
 
     Args:
-        head: the cost of the head.
+        others: the cost of the head and of the first of the `embeddings`.
+        embeddings: what the word embedding may be.
         whole_layers: as for `allocate`.
     """
-    options: list[Attention | FFN | None] = []
+    options: list[Option] = []
     layers: list[int] = []
     predicted: list[float] = []
     costs: list[np.ndarray] = []
-    fixed = np.array(head)
+    fixed = np.array(others)
     for number in range(space.base.depth):
         attentions, ffns = _whole_or_nothing(space) if whole_layers else _options(space, number)
-        most, some = max(attentions, key=lambda attention: attention.heads), next(ffn for ffn in ffns if ffn.stack)
+        most = max(attentions, key=lambda attention: attention.heads)
+        some = max(ffns, key=lambda ffn: ffn.stack)
         # What does not vary is left out, so that it does not cost the solver digits.
         without_ffn = np.array(space.cost(Layer(most, FFN(stack=0))))
         fixed = fixed + without_ffn
@@ -228,6 +265,11 @@ def _variables(space: Space, losses: PredictedLosses, head: Cost, whole_layers: 
                 predicted.append(0.0)
                 costs.append(np.array(space.cost(nothing)) - parts)
         layers += [number] * (len(options) - len(layers))
+    for embedding in embeddings if len(embeddings) > 1 else ():
+        options.append(embedding)
+        layers.append(space.base.depth)
+        predicted.append(losses.of_embedding(embedding))
+        costs.append(np.array(space.cost(embedding)) - np.array(space.cost(embeddings[0])))
     return _Variables(options, layers, np.array(predicted), np.array(costs, float), tuple(int(cost) for cost in fixed))
 
 

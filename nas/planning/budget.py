@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -16,17 +16,22 @@ from distill.training.progress import ProgressCallback, ignore_progress
 from foundation.files import cache_folder
 from nas.config.schema import ConfigError, StudyConfig
 from nas.latency.limit import parse_latency, resolve
-from nas.latency.measure import TableSettings, TooBusy, latency_table
+from nas.latency.measure import latency_table
+from nas.latency.settings import TORCH, TableSettings
 from nas.latency.table import LatencyTable
+from nas.latency.whole import TooBusy
+from nas.onnx.model import check_installed
 from nas.preparation.workspace import Workspace
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.counting import add
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import FFN, Head, Layer
+from search_spaces.layer import DENSE, FFN, Embedding, Head, Layer
 from search_spaces.limits import Limit
 from search_spaces.size import HeadBytes, LayerBytes, embedding_bytes
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
+from supernet.build import ExportError
 from supernet.order.importance import allocate_by_importance
 
 # The global importance allocation leaves every layer at least this many inner neurons.
@@ -46,6 +51,11 @@ class HeadMacs:
 
     def __call__(self, base: Base, part: Head) -> int:
         return cost.head_macs(base, part, num_labels=self.num_labels, head=self.head)
+
+
+def embedding_macs(base: Base, part: Embedding) -> int:
+    """The MACs of the map of an embedding of smaller rank, beyond those of the full one."""
+    return cost.embedding_macs(base, part) - cost.embedding_macs(base)
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,8 @@ def macs_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
     if config.space.max_macs is None and "macs" not in config.goals:
         return ()
     maximum = config.space.max_macs or NO_LIMIT
-    return (Limit("macs", cost.embedding_macs(base), cost.layer_macs, maximum, HeadMacs(num_labels, head)),)
+    heads = HeadMacs(num_labels, head)
+    return (Limit("macs", cost.embedding_macs(base), cost.layer_macs, maximum, heads, embedding_macs),)
 
 
 def size_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
@@ -163,13 +174,29 @@ def check_deployment(config: StudyConfig, device: str) -> None:
     """Refuse latencies that cannot be measured, before anything is trained.
 
     Raises:
-        ConfigError: threads are given for a GPU.
+        ConfigError: there are threads for a GPU; or experts in ONNX, or its packages are not installed.
     """
-    if config.latency_key is not None and config.deployment.runtime != "torch":
-        raise ConfigError(f"deployment.runtime: {config.deployment.runtime} is not measured yet: use torch")
-    threads = config.deployment.threads
-    if config.latency_key is not None and threads is not None and device_type(device) != "cpu":
-        raise ConfigError(f"deployment.threads: {threads} threads make no model on a GPU faster: leave it out")
+    deployment, space = config.deployment, config.space
+    if config.latency_key is None:
+        return
+    if deployment.runtime == TORCH:
+        if deployment.threads is not None and device_type(device) != "cpu":
+            raise ConfigError(f"deployment.threads: no model on a GPU needs {deployment.threads} threads: leave it out")
+        return
+    experts = {
+        "space.experts": any(experts != DENSE for experts in space.experts),
+        "space.attention_experts": max(space.attention_experts) > 1,
+        "space.head_experts": max(space.head_experts) > 1,
+    }
+    for key in (key for key, occur in experts.items() if occur):
+        raise ConfigError(
+            f'{key}: the latency of experts is only measured in torch: set deployment.runtime = "torch", or leave '
+            "experts out"
+        )
+    try:
+        check_installed()
+    except ExportError as error:
+        raise ConfigError(f"deployment.runtime: {error}") from None
 
 
 def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:
@@ -203,7 +230,8 @@ def _table_settings(config: StudyConfig, workspace: Workspace, device: str) -> T
         heads=[*(config.space.heads or ()), base.heads],
         batch=deployment.batch,
         tokens=deployment.tokens or config.max_length,
-        device=device_type(device),
+        # Models in ONNX run on the processor, wherever candidates are trained.
+        device=device_type(device) if deployment.runtime == TORCH else "cpu",
         experts=config.space.experts,
         runtime=deployment.runtime,
         threads=deployment.threads,
@@ -228,7 +256,7 @@ def budgeted_space(
     The lower bound is `min_params`; if that is not set, it lies below the upper bound (or below the parameters of the
     largest uniform slice that keeps to the `limits`, if these are fewer) by the fraction `slack` of the distance to the
     smallest architecture. Uniform slices are dense, even if the space has experts, like the `base_model`.
-    There is no lower bound if sizes do not vary, a cost is minimized or the number of heads varies.
+    There is no lower bound if sizes do not vary, a cost is minimized, or the number of heads or the rank varies.
 
     Args:
         base: the study's.
@@ -243,7 +271,7 @@ def budgeted_space(
         assert table.uniform is not None
         max_params = cost.params(whole.with_ffns([FFN(graph, 1, table.uniform)] * base.depth), num_labels, head)
     min_params = table.min_params
-    if min_params is None and (len(config.goals) > 1 or table.varies_heads):
+    if min_params is None and (len(config.goals) > 1 or table.varies_heads or table.ranks is not None):
         min_params = 1
     if min_params is None:
         sizes = [(choose(table.stacks), choose(table.expansions)) for choose in (min, max)]
@@ -354,11 +382,14 @@ def _important_parts(space: Space, graph: FFNGraph, workspace: Workspace) -> Arc
     base = space.base
     whole = base_model(workspace.config, base, graph)
     neurons, heads = workspace.importance(), workspace.head_importance()
+    within = replace(space.bounds, low=0)
 
     def of_fraction(number: int) -> Architecture:
         widths = allocate_by_importance(neurons, base.depth * max(number, MIN_INNER), MIN_INNER)
         numbers = allocate_by_importance(heads, -(-base.depth * base.heads * number // base.inner), 0)
         return whole.with_ffns(ffn_of_width(base, graph, width) for width in widths).with_heads(numbers)
 
-    wider = range(1, base.inner + 1)
-    return of_fraction(bisect_left(wider, True, key=lambda number: not space.within_budget(of_fraction(number))))
+    def exceeds(number: int) -> bool:
+        return add(*map(space.cost, of_fraction(number).parts)) not in within
+
+    return of_fraction(bisect_left(range(1, base.inner + 1), True, key=exceeds))

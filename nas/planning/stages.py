@@ -202,8 +202,9 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
     """Refuse an architecture that a stage on this base cannot refine.
 
     Raises:
-        ConfigError: it is on another base, has more blocks than the supernet, or a gene of attention or head has a
-            value that is not in the space.
+        ConfigError: it is on another base, has more blocks than the supernet, or a gene of attention, head or embedding
+            has a value that is not in the space. Where the number of heads varies, it may be any, as those of baselines
+            are.
     """
     if start is None:
         return
@@ -212,10 +213,11 @@ def check_start(start: Architecture | None, config: StudyConfig, base: Base) -> 
             "the architecture to refine is on another base than this study's: they differ in "
             f"{start.base.differences(base)}; give --from an architecture on this study's base"
         )
-    for name, choices in config.space.genes().items():
+    for name, choices in ({"heads": (base.heads,), "rank": (None,)} | config.space.genes()).items():
         gene = GENES[name]
+        is_free = gene.of_ffn or (name == "heads" and config.space.varies_heads)
         for value in map(gene.read, gene.parts(start)):
-            if value not in choices and not gene.of_ffn:
+            if value not in choices and not is_free:
                 raise ConfigError(f"the architecture to refine has {name} {value}: add {value} to space.{gene.key}")
     largest, stack = max(config.space.stacks), max(ffn.stack for ffn in start.ffns)
     if stack > largest:

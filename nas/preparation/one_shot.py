@@ -128,12 +128,14 @@ def largest_model(workspace: OneShotWorkspace) -> PreTrainedModel:
 
 def extremes(space: Space) -> tuple[Architecture, Architecture]:
     """The smallest and the largest architecture with the graphs that the space starts from, regardless of the budget.
-    Their FFNs are dense, and they have the fewest and the most heads, and experts in attention and head. If the space
-    has experts, the largest one has all channels of the base, from which the experts are made.
+    Their FFNs are dense, and they have the fewest and the most heads, and experts in attention and head. The largest
+    one has at least the start's heads and channels; if the space has experts, all channels, from which they are made.
     """
     assert space.start is not None
-    widest = max(space.genes["expansion"]) if set(space.genes["experts"]) == {DENSE} else Fraction(1)
-    genes = space.genes
+    genes, start = space.genes, space.start
+    widest = max([*genes["expansion"], *(ffn.expansion for ffn in start.ffns if ffn.stack)])
+    if set(genes["experts"]) != {DENSE}:
+        widest = Fraction(1)
     smallest, largest = (
         Architecture.of_ffns(
             space.base,
@@ -144,10 +146,9 @@ def extremes(space: Space) -> tuple[Architecture, Architecture]:
         for extreme, expansion in ((min, min(genes["expansion"])), (max, widest))
     )
     if max(genes["attention_experts"]) == 1:
-        smallest, largest = (
-            architecture.with_heads([extreme(genes["heads"])] * space.base.depth)
-            for extreme, architecture in ((min, smallest), (max, largest))
-        )
+        fewest, most = min(genes["heads"]), max([*genes["heads"], *(layer.attention.heads for layer in start.layers)])
+        smallest = smallest.with_heads([fewest] * space.base.depth)
+        largest = largest.with_heads([most] * space.base.depth)
     return smallest, largest
 
 
@@ -156,9 +157,10 @@ def architectures_of_a_step(config: StudyConfig, space: Space) -> tuple[tuple[Ar
     if config.one_shot.widths:
         assert space.start is not None
         stack = min(filter(None, space.genes["stack"]))
-        smallest, _ = extremes(space)
+        smallest, largest = extremes(space)
+        whole = smallest.with_heads(layer.attention.heads for layer in largest.layers)
         layers = [[FFN(graph, stack, width) for graph in space.start_graphs] for width in config.one_shot.widths]
-        return tuple(map(smallest.with_ffns, layers)), 0
+        return tuple(map(whole.with_ffns, layers)), 0
     if config.one_shot.sandwich:
         smallest, largest = extremes(space)
         return (largest, smallest), DRAWN_IN_SANDWICH

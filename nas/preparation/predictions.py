@@ -1,11 +1,12 @@
-"""Prepares the predicted losses of narrower layers, of other activations and of fewer heads, from which sizes are
-allocated.
+"""Prepares the predicted losses of narrower layers, of other activations, of fewer heads and of smaller word
+embeddings, from which sizes are allocated.
 """
 
 from pathlib import Path
 
 from safetensors.torch import save_file
 
+from distill.tasks.encoding import token_frequencies
 from foundation.files import fingerprint
 from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
@@ -15,16 +16,17 @@ from nas.preparation.phases import training_phase
 from nas.preparation.supernet import load_supernet, order_inputs
 from nas.preparation.workspace import base_of_study, projections
 from search_spaces.operations import UNARY
-from supernet.order.prediction import predicted_losses, predicted_losses_of_heads
+from supernet.order.prediction import predicted_losses, predicted_losses_of_heads, predicted_losses_of_ranks
 
-# Stands beside the operations for the predicted losses of heads.
-HEADS = "heads"
+# Stand beside the operations for the predicted losses of heads, and of ranks of the word embedding.
+HEADS, RANKS = "heads", "ranks"
 
 
 def predictions_entry(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Entry:
     """The predicted losses of the supernet in this folder."""
     config = context.config
     limit, operations, heads = widest(config), sorted(UNARY), config.space.varies_heads
+    ranks = config.space.ranks is not None
 
     def make(path: Path, state: Path) -> None:
         context.on_progress("supernet: predicted losses", None)
@@ -34,9 +36,13 @@ def predictions_entry(context: PreparationContext, folders: TaskFolders, superne
         losses = predicted_losses(model, inputs.batches, inputs.sampled_loss, operations, limit)
         if heads:
             losses[HEADS] = predicted_losses_of_heads(model, inputs.batches, inputs.sampled_loss)
+        if ranks:
+            frequencies = token_frequencies(folders.rows("train"), model.config.vocab_size)
+            losses[RANKS] = [predicted_losses_of_ranks(model, inputs.batches, inputs.sampled_loss, frequencies)]
         save_file({f"{op}/{i}": loss for op, layers in losses.items() for i, loss in enumerate(layers)}, path)
 
-    key = fingerprint(FORMAT, supernet.name, context.teacher_key, limit, operations, config.seed, heads)
+    also = [RANKS] if ranks else []
+    key = fingerprint(FORMAT, supernet.name, context.teacher_key, limit, operations, config.seed, heads, *also)
     sentences = config.warmup.importance_batches * config.warmup.batch_size
     return Entry(
         "predicted losses",

@@ -52,6 +52,7 @@ def describe(
         "flops": cost.flops(architecture, tokens),
         "speedup": cost.speedup(architecture),
         "head_experts": architecture.head.experts,
+        "embedding_rank": architecture.embedding.rank,
         "layers": [
             {
                 "formula": layer.ffn.formula,

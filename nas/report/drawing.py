@@ -31,7 +31,7 @@ def svg(architecture: Architecture) -> str:
     activations have round corners, binary operations are ellipses. Experts in attention and head are named above them.
     """
     parts: list[str] = []
-    top, width = MARGIN, 0
+    top, width = MARGIN, LEFT
     if whole := outside_ffns(architecture):
         parts.append(_text(8, top + 7, whole, 'font-size="11"'))
         top, width = top + 14 + MARGIN, LEFT + 2 * COLUMN

@@ -139,14 +139,15 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
     console.print(f"\nspace of stage {stage}: {base.depth} layers of width {base.width}, inner width {base.inner}")
     if space.varies_sizes:
         sizes = len(space.sizes)
-        within, all_sizes = space.size_count(), sizes**base.depth * len(space.head_sizes)
+        others = len(space.head_sizes) * len(space.embedding_sizes)
+        within, all_sizes = space.size_count(), sizes**base.depth * others
         kept = f"; {rounded(within)} of these ({100 * within / all_sizes:.3g} %) are within the budget with base graphs"
         console.print(
             f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
         )
         for name, gene in GENES.items():
             if not gene.of_ffn and space.varies(name):
-                values = " or ".join(map(str, space.genes[name]))
+                values = " or ".join("full" if value is None else str(value) for value in space.genes[name])
                 console.print(f"  {name.replace('_', ' ')}: {values}, which count among the sizes")
     if space.varies_graphs:
         graphs = count_graphs(space.activation, space.gated, space.max_height)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -326,7 +326,7 @@ class Search:
         """The budgets that `keep` tries, the largest first."""
         space = widest.space
         heads = partial(head_params, num_labels=space.num_labels, head=space.head)
-        limit = Limit("params", embedding_params(space.base), layer_params, keep.UNBOUNDED, heads)
+        limit = Limit("params", 0, layer_params, keep.UNBOUNDED, heads, embedding_params)
         if name != "params":
             bounded = limits_of(
                 self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.device, self.progress.update
@@ -337,10 +337,11 @@ class Search:
             min(limit.cost(space.base, part) for part in options)
             for options in space.rows([space.graph] * space.base.depth)[0]
         )
-        # The cost of what no candidate lacks: everything but the FFNs or, if the number of heads varies, the layers.
-        fixed = limit.total(whole.with_ffns([FFN(stack=0)] * space.base.depth))
+        # The cost of what no candidate lacks: with the smallest embedding, all but the FFNs or, if heads vary, layers.
+        least = replace(whole, embedding=min(space.embedding_sizes, key=partial(limit.cost, space.base)))
+        fixed = limit.total(least.with_ffns([FFN(stack=0)] * space.base.depth))
         if self.given.space.varies_heads:
-            fixed = limit.fixed + limit.cost(space.base, whole.head)
+            fixed = limit.fixed + limit.cost(space.base, least.head) + limit.cost(space.base, least.embedding)
         return keep.ladder(fixed, limit.total(whole), smallest)
 
     def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:

@@ -20,8 +20,8 @@ from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.equivalence import function_key
-from search_spaces.genes import GENES, OTHER_EXPERTS, SIZE_GENES, Domains, genes_of, outside_ffns
-from search_spaces.layer import DENSE, Head
+from search_spaces.genes import GENES, OTHER_EXPERTS, SIZE_GENES, Domains, Part, genes_of, outside_ffns
+from search_spaces.layer import DENSE, Embedding, Head, Layer
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
 
@@ -64,8 +64,9 @@ class Parameters:
     def distributions(self) -> dict[str, BaseDistribution]:
         """The distribution of every parameter by its name."""
         result: dict[str, BaseDistribution] = {}
-        for of_head, prefix in [(True, ""), *((False, prefix) for prefix in self._prefixes())]:
-            for name, domain in self._domains(of_head).items():
+        others = [(kind, "") for kind in (Head, Embedding)]
+        for kind, prefix in [*others, *((Layer, prefix) for prefix in self._prefixes())]:
+            for name, domain in self._domains(kind).items():
                 result[prefix + name] = (
                     IntDistribution(domain[0], domain[-1])
                     if isinstance(domain, range)
@@ -76,8 +77,8 @@ class Parameters:
     def values(self, architecture: Architecture) -> dict[str, int | str]:
         """The value of every parameter for an architecture on the base of the space."""
         result: dict[str, int | str] = {}
-        for prefix, part in zip((*self._prefixes(), ""), architecture.parts, strict=True):
-            domains = self._domains(isinstance(part, Head))
+        for prefix, part in zip((*self._prefixes(), "", ""), architecture.parts, strict=True):
+            domains = self._domains(type(part))
             for gene in genes_of(part).values():
                 for name, value in gene.values(self.base, part).items():
                     if name in domains:
@@ -85,14 +86,14 @@ class Parameters:
                         result[prefix + name] = OTHER_EXPERTS if is_other else value
         return {name: result[name] for name in self.distributions}
 
-    def _domains(self, of_head: bool) -> Domains:
-        """The values of the parameters of a layer, or of the head."""
+    def _domains(self, part: type[Part]) -> Domains:
+        """The values of the parameters of a kind of part."""
         kinds = [kind for kind in (SIZES, GRAPHS) if kind in self.vary]
         return {
             name: domain
             for kind in kinds
             for gene in GENES.values()
-            if gene.of_head == of_head and bool(gene.key) == (kind == SIZES)
+            if gene.of is part and bool(gene.key) == (kind == SIZES)
             for name, domain in gene.domains(self.base, self.choices).items()
         }
 
@@ -148,7 +149,9 @@ def formulas(architecture: Architecture) -> list[str]:
 
 
 def formula(architecture: Architecture) -> str:
-    """The `formulas` of the layers, and in brackets what attention and head have of their own."""
+    """The `formulas` of the layers, and in brackets what attention, head and embedding have of their
+    own.
+    """
     others = outside_ffns(architecture)
     return "; ".join(formulas(architecture)) + (f" [{others}]" if others else "")
 

@@ -7,6 +7,9 @@ Without any FFN, the LayerNorm before it can still replace y by an affine functi
 
 Attention heads are predicted alike: y is then the output of the attention, and h are the outputs of the heads.
 
+A word embedding of lower rank changes the sum of the embeddings, before their LayerNorm, by a known amount; the loss is
+half its square in the metric of that sum.
+
 Dimensions are those of `supernet.order.moments`: N tokens without padding, E channels, D channels of the output.
 """
 
@@ -20,8 +23,9 @@ from transformers import PreTrainedModel
 from distill.encoders.family import family_of
 from distill.encoders.parts import encoder_layers, part
 from distill.objectives.outputs import Batch
+from supernet.embedding import principal_axes
 from supernet.module_inputs import module_inputs
-from supernet.order.gradients import Loss
+from supernet.order.gradients import INPUT, Loss, gradients
 from supernet.order.moments import MomentsError, attention_moments, block_moments
 from supernet.order.reconstruction import root_of
 
@@ -101,6 +105,44 @@ def predicted_losses_of_heads(model: PreTrainedModel, batches: Iterable[Batch], 
         errors = regression_errors(context_NE.cpu(), output_ND @ root_DD)[:: context_NE.shape[1] // heads]
         losses.append(torch.cat((without[None], errors[1:])) / 2)
     return losses
+
+
+def predicted_losses_of_ranks(
+    model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, frequencies: Tensor
+) -> Tensor:
+    """What is lost if the word embedding has rank r, for r = 0 ... D: (D + 1,), in the nats per token of
+    `predicted_losses`. Nothing makes up for it.
+
+    Args:
+        model: a model with the full word embedding.
+        batches, loss: as for `predicted_losses`.
+        frequencies: how often each word occurs (vocabulary,), as for `supernet.embedding.principal_axes`.
+
+    Raises:
+        MomentsError: a gradient is not finite, or there are no batches.
+    """
+    base: Any = model.base_model
+    family = family_of(model)
+    words_VD = part(base, family.words).weight.detach().double().cpu()
+    axes_DD = principal_axes(words_VD, frequencies.cpu())
+    norm, width = part(base, family.embeddings_norm), words_VD.shape[1]
+    products_DD, metric_DD = torch.zeros(2, width, width, dtype=torch.float64)
+    tokens = 0
+    for batch, values in gradients(model, batches, loss, {INPUT: (norm, INPUT)}):
+        valid_BT = batch["attention_mask"].bool()
+        word_ND = words_VD[batch["input_ids"][valid_BT].cpu()]
+        gradient_BTD = values[INPUT][1]
+        assert gradient_BTD is not None  # everything is computed from it
+        gradient_ND = gradient_BTD[valid_BT].double().cpu()
+        products_DD += word_ND.t() @ word_ND
+        metric_DD += gradient_ND.t() @ gradient_ND
+        tokens += len(word_ND)
+    if not tokens or not bool(torch.isfinite(metric_DD).all()):
+        raise MomentsError("embeddings: there are no tokens, or gradients are not finite; lower the learning rate")
+    # The square of the axes from r on, summed over pairs of them: the sum of the lower right corner.
+    pairs_DD = (axes_DD.t() @ products_DD @ axes_DD) * (axes_DD.t() @ metric_DD @ axes_DD) / tokens**2
+    corners_D = pairs_DD.flip(0, 1).cumsum(0).cumsum(1).diagonal().flip(0)
+    return torch.cat((corners_D.clamp(min=0) / 2, torch.zeros(1, dtype=torch.float64)))
 
 
 def affine_residuals(input_ND: Tensor, target_ND: Tensor) -> Tensor:

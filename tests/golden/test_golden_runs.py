@@ -24,7 +24,7 @@ from distill.objectives import Objective, efficientbert, hard_labels, kd, minilm
 from distill.training.loop import train
 from distill.training.recipe import Recipe
 from distill.training.teacher_outputs import LiveTeacher
-from nas.latency.measure import device_name
+from nas.latency.settings import device_name
 from nas.samplers import SAMPLERS
 from nas.study.attributes import DUPLICATE_OF, ORIGIN, WITHIN_BUDGET
 from nas.study.description import formula

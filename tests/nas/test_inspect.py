@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from distill.tasks.types import TASK_TYPES
 from nas.inspect import main
 from nas.report.architecture import describe
-from search_spaces import PUBLISHED, Architecture, Base, Experts, cost
+from search_spaces import PUBLISHED, Architecture, Base, Embedding, Experts, cost
 from search_spaces.formula import layers_latex
 from tests.commands import refused
 
@@ -26,7 +27,7 @@ def test_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--json", "--tokens", "64", "--labels", "2"]) == 0
     facts = json.loads(capsys.readouterr().out)
     architecture = PUBLISHED[name]
-    assert set(facts) == COSTS | {"layers", "head_experts"}
+    assert set(facts) == COSTS | {"layers", "head_experts", "embedding_rank"}
     for key in ("params", "params_active"):
         assert facts[key] == getattr(cost, key)(architecture, 2)
     for key in ("params_encoder", "params_effective", "params_minimoe", "params_published", "speedup"):
@@ -99,6 +100,12 @@ def test_experts_of_attention_and_head_are_named(tmp_path: Path, capsys: pytest.
     assert main([str(path), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert [layer["attention_experts"] for layer in facts["layers"]] == [2, 2] and facts["head_experts"] == 3
+    assert facts["embedding_rank"] is None
+    replace(Architecture.load(path), embedding=Embedding(5)).save(path)
+    assert main([str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["embedding_rank"] == 5
+    assert main([str(path)]) == 0
+    assert "3 experts in head, embedding of rank 5, inner width 24" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("head", TASK_TYPES)

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from search_spaces import DENSE, FFN, Architecture, Attention, Base, Experts, FFNGraph, Head, Layer, Space, cost
+from search_spaces import (
+    DENSE,
+    FFN,
+    Architecture,
+    Attention,
+    Base,
+    Embedding,
+    Experts,
+    FFNGraph,
+    Head,
+    Layer,
+    Space,
+    cost,
+)
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.strategies import small_space
@@ -38,9 +51,10 @@ def members(space: Space, graphs: Sequence[FFNGraph]) -> list[Architecture]:
         for graph in graphs
     ]
     every = (
-        Architecture(space.base, layers, Head(count))
+        Architecture(space.base, layers, Head(count), Embedding(rank))
         for layers in itertools.product(*options)
         for count in space.genes["head_experts"]
+        for rank in space.genes["rank"]
     )
     return [
         one
@@ -78,7 +92,28 @@ def kinds_of_space(gated: bool = False) -> dict[str, Space]:
         if space.start is not None:
             space = replace(space, start=without_ffn(space.start, 1))
         found[f"{kind}, no FFN"] = space
-    return found | of_attention_and_head() | of_heads(gated)
+    return found | of_attention_and_head() | of_heads(gated) | of_ranks()
+
+
+def of_ranks() -> dict[str, Space]:
+    """Spaces in which the rank of the word embedding varies."""
+    genes = {"stack": (1, 2), "expansion": (Fraction(1), Fraction(1, 4)), "rank": (None, 4, 16)}
+    space = replace(of_genes(small_space(1, 10**9), **genes), min_params=15_000, max_params=19_000)
+    least = cost.macs(Architecture.uniform(space.base, expansion=Fraction(1, 4)), 8, 3)
+    macs = Limit(
+        "macs",
+        cost.head_macs(space.base, Head(), 8, 3),
+        lambda base, layer: cost.layer_macs(base, layer, 8),
+        least + 10_000,
+        embedding_cost=lambda base, embedding: cost.embedding_macs(base, embedding, 8),
+    )
+    start = replace(Architecture.uniform(space.base, expansion=Fraction(1, 2)), embedding=Embedding(8))
+    return {
+        "ranks": of_genes(replace(space, max_params=24_000), head_experts=(1, 3)),
+        "ranks, limited": replace(space, min_params=1, limits=(macs,)),
+        "ranks, graphs": replace(space, min_params=1, start=start, vary=frozenset({GRAPHS})),
+        "ranks, sizes": replace(space, start=start, vary=frozenset({SIZES})),
+    }
 
 
 def of_heads(gated: bool = False) -> dict[str, Space]:
@@ -137,4 +172,5 @@ KINDS = [
     *(f"{kind}{more}" for more in ("", ", experts", ", no FFN") for kind in ("both", "limited", "graphs", "sizes")),
     *of_attention_and_head(),
     *of_heads(),
+    *of_ranks(),
 ]

@@ -13,6 +13,7 @@ from search_spaces import (
     Architecture,
     Attention,
     Base,
+    Embedding,
     Experts,
     FFNGraph,
     Head,
@@ -92,7 +93,8 @@ def architectures(draw: st.DrawFn) -> Architecture:
     capacity_per = draw(st.sampled_from(["sentence", "sentence", "batch"]))
     base = replace(BASE, gate_scale=gate_scale, capacity_per=capacity_per)
     head = Head(draw(st.sampled_from([1, 1, 2])))
-    return Architecture(base, tuple(Layer(draw(attentions()), draw(ffns())) for _ in range(3)), head)
+    embedding = Embedding(draw(st.none() | st.integers(1, BASE.width - 1)))
+    return Architecture(base, tuple(Layer(draw(attentions()), draw(ffns())) for _ in range(3)), head, embedding)
 
 
 def broken_rules(graph: FFNGraph) -> list[str]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import re
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ from search_spaces import (
     ArchitectureError,
     Attention,
     Base,
+    Embedding,
     Experts,
     FFNGraph,
     Head,
@@ -62,6 +64,22 @@ def test_schema() -> None:
     attentions = [layer["attention"] for layer in several.to_json()["layers"]]
     assert attentions[:3] == [{"heads": 1}, {"heads": SMALL.base.heads, "experts": 2}, {"heads": SMALL.base.heads}]
     assert Architecture.from_json(several.to_json()) == several
+
+
+def test_the_rank_of_the_word_embedding() -> None:
+    assert "embedding" not in SMALL.to_json() and SMALL.embedding == Embedding()
+    document = SMALL.to_json() | {"embedding": {"rank": 8}}
+    low = Architecture.from_json(document)
+    assert low == replace(SMALL, embedding=Embedding(8)) != SMALL and low.to_json() == document
+    assert low.with_ffns(low.ffns).with_heads([1] * 4).embedding == Embedding(8)
+    assert low.transferred(replace(SMALL.base, depth=8)).embedding == Embedding(8)
+    assert pickle.loads(pickle.dumps(low)) == low
+    with pytest.raises(ArchitectureError, match=r"^embedding\.rank: must be below base\.width, which is 8, not 8$"):
+        low.transferred(replace(SMALL.base, width=8, heads=2))
+    with pytest.raises(
+        ArchitectureError, match=r"^embedding\.rank: 8 is for a word embedding that base\.embedding does"
+    ):
+        replace(low, base=replace(SMALL.base, embedding=4))
 
 
 def test_version_1() -> None:
@@ -135,6 +153,10 @@ FAULTS: list[tuple[str, object, str]] = [
     ("base.heads", 5, ": 5 heads do not divide the width 12"),
     ("base.inner", -1, ": must be from 1"),
     ("base.embedding", 0, ": must be from 1"),
+    ("embedding", 64, ": must be a JSON object, not 64"),
+    ("embedding", {"rang": 64}, ": unknown key 'rang'"),
+    ("embedding", {"rank": 0}, ".rank: must be from 1 to 65,536, not 0"),
+    ("embedding", {"rank": 12}, ".rank: must be below base.width, which is 12, not 12"),
     ("base.gelu", "exact", ": must be 'tanh' or 'erf', not 'exact'"),
     ("base.mismatch", ["wide"], ": must be 'narrow' or 'wide', not ['wide']"),
     ("layers", {}, ": must be a list, not {}"),

@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, Architecture, Attention, Base, FFNGraph, Head, Layer, cost
+from search_spaces import DENSE, Architecture, Attention, Base, Embedding, FFNGraph, Head, Layer, cost
 from tests.search_spaces.strategies import architectures
 
 
@@ -15,7 +15,9 @@ def shapes(architecture: Architecture, labels: int) -> list[tuple[int, ...]]:
     base = architecture.base
     d = base.width
     found: list[tuple[int, ...]] = [(base.positions, d), (base.token_types, d), (d,), (d,)]
-    if base.embedding is None:
+    if rank := architecture.embedding.rank:
+        found += [(base.vocabulary, rank), (rank, d)]
+    elif base.embedding is None:
         found.append((base.vocabulary, d))
     else:
         found += [(base.vocabulary, base.embedding), (3 * base.embedding, d), (d,)]
@@ -47,13 +49,14 @@ def size(shape: tuple[int, ...]) -> int:
 
 @given(architectures(), st.integers(1, 5), st.sampled_from([None, 7]), st.sampled_from(["narrow", "wide"]))
 def test_parameters(drawn: Architecture, labels: int, embedding: int | None, mismatch: str) -> None:
-    architecture = replace(drawn, base=replace(drawn.base, embedding=embedding, mismatch=mismatch))
+    rank = drawn.embedding if embedding is None else Embedding()
+    architecture = replace(drawn, base=replace(drawn.base, embedding=embedding, mismatch=mismatch), embedding=rank)
     expected = shapes(architecture, labels)
     assert cost.params(architecture, labels) == sum(map(size, expected))
     base = architecture.base
     layers = sum(cost.layer_params(base, layer) for layer in architecture.layers)
     head = cost.head_params(base, architecture.head, labels)
-    assert cost.embedding_params(base) + layers + head == cost.params(architecture, labels)
+    assert cost.embedding_params(base, rank) + layers + head == cost.params(architecture, labels)
 
 
 def passed(architecture: Architecture) -> Architecture:
@@ -62,7 +65,7 @@ def passed(architecture: Architecture) -> Architecture:
         Layer(Attention(layer.attention.heads), replace(ffn, stack=ffn.stack * ffn.experts.top_k, experts=DENSE))
         for layer, ffn in zip(architecture.layers, architecture.ffns, strict=True)
     )
-    return Architecture(architecture.base, tuple(layers))
+    return Architecture(architecture.base, tuple(layers), embedding=architecture.embedding)
 
 
 def gates_of_attentions(architecture: Architecture) -> int:
@@ -96,12 +99,13 @@ def test_macs(drawn: Architecture, tokens: int, labels: int) -> None:
     base, d = architecture.base, architecture.base.width
     matrices = [shape for shape in shapes(architecture, labels) if len(shape) == 2]
     # Word, position and type embeddings are look-ups, pooler and classifier see one token.
-    encoder = matrices[3:-2]
+    rank = architecture.embedding.rank or 0
+    encoder = matrices[3 + bool(rank) : -2]
     assert cost.macs_linear(architecture, tokens) == tokens * sum(map(size, encoder))
     heads = sum(layer.attention.heads for layer in architecture.layers)
     attention = 2 * heads * tokens * tokens * (d // base.heads)
-    head = d * d + d * labels
-    assert cost.macs(architecture, tokens, labels) == cost.macs_linear(architecture, tokens) + attention + head
+    others = tokens * rank * d + d * d + d * labels
+    assert cost.macs(architecture, tokens, labels) == cost.macs_linear(architecture, tokens) + attention + others
 
     # Experts cost what a token passes, and their gates.
     gates = tokens * gates_of_attentions(drawn)

@@ -1,4 +1,6 @@
-"""The genes of attention and head: exact counts and the law of the draws; and what all genes say of themselves."""
+"""The genes of attention, head and embedding: exact counts and the law of the draws; and what all genes say of
+themselves.
+"""
 
 import itertools
 import random
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from search_spaces import (
     Architecture,
     Attention,
+    Embedding,
     Head,
     Layer,
     SpaceError,
@@ -23,10 +26,10 @@ from search_spaces import (
 from search_spaces.equivalence import function_key
 from search_spaces.genes import GENES, outside_ffns
 from search_spaces.spaces import GRAPHS, SIZES
-from tests.search_spaces.small_spaces import members, of_attention_and_head, of_genes
+from tests.search_spaces.small_spaces import members, of_attention_and_head, of_genes, of_ranks
 from tests.search_spaces.strategies import BASE, architectures
 
-SPACES = of_attention_and_head()
+SPACES = of_attention_and_head() | of_ranks()
 SPACES["tight"] = replace(SPACES["attention and head"], min_params=21_500, max_params=22_500)
 ATTENTION = SPACES["tight"].genes["attention_experts"]
 
@@ -45,12 +48,13 @@ class Replay:
 
 
 @given(st.sampled_from(list(SPACES)), st.floats(0, 1), st.floats(0, 1))
-def test_any_positions_lead_to_a_member(kind: str, head: float, size: float) -> None:
-    positions: dict[str, str | float] = {"head/size": head, **{f"layer{layer}/size": size for layer in (1, 2, 3)}}
+def test_any_positions_lead_to_a_member(kind: str, other: float, size: float) -> None:
+    positions: dict[str, str | float] = {f"layer{layer}/size": size for layer in (1, 2, 3)}
+    positions |= {"head/size": other, "embedding/size": other}
     assert SPACES[kind].suggest(Replay(positions)) in SPACES[kind]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SPACES if "sizes" not in kind])
+@pytest.mark.parametrize("kind", [kind for kind in SPACES if not kind.endswith(("sizes", "graphs"))])
 def test_counts_are_exact(kind: str) -> None:
     space = SPACES[kind]
     every = members(space, space.start_graphs)
@@ -59,7 +63,9 @@ def test_counts_are_exact(kind: str) -> None:
     assert len({function_key(member) for member in every[:300]}) == len(every[:300])
 
 
-@pytest.mark.parametrize("kind", ["attention and head", "tight", "attention and head, limited"])
+@pytest.mark.parametrize(
+    "kind", ["attention and head", "tight", "attention and head, limited", "ranks", "ranks, limited"]
+)
 def test_each_member_has_the_same_part_of_the_positions(kind: str) -> None:
     """Exactly: with as many equally spaced positions as there are members, each first layer is drawn as often as there
     are members that have it; and each head, once all layers are the narrowest ones.
@@ -70,14 +76,17 @@ def test_each_member_has_the_same_part_of_the_positions(kind: str) -> None:
     def spaced(count: int) -> list[float]:
         return [float(Fraction(2 * index + 1, 2 * count)) for index in range(count)]
 
-    rest: dict[str, str | float] = {"layer2/size": 0.0, "layer3/size": 0.0, "head/size": 0.0}
+    rest: dict[str, str | float] = {f"{place}/size": 0.0 for place in ("layer2", "layer3", "head", "embedding")}
     drawn = Counter(space.suggest(Replay(rest | {"layer1/size": at})).layers[0] for at in spaced(len(every)))
     assert drawn == Counter(member.layers[0] for member in every)
     first = space.suggest(Replay(rest | {"layer1/size": 0.0}))
     heads = [member.head for member in every if member.layers == first.layers]
-    positions = space.choices(first)
+    positions = {"embedding/size": 0.0} | space.choices(first)
     drawn_heads = Counter(space.suggest(Replay(positions | {"head/size": at})).head for at in spaced(len(heads)))
     assert drawn_heads == Counter(heads)
+    ranks = [one.embedding for one in every if (one.layers, one.head) == (first.layers, first.head)]
+    at_end = (space.suggest(Replay(positions | {"embedding/size": at})).embedding for at in spaced(len(ranks)))
+    assert Counter(at_end) == Counter(ranks)
 
 
 def test_stage_2_keeps_the_experts_of_the_start() -> None:
@@ -103,6 +112,7 @@ def test_stage_2_keeps_the_experts_of_the_start() -> None:
     ("changes", "message"),
     [
         ({"attention_experts": (2, 2)}, "attention_experts: must be one or more distinct values, not (2, 2)"),
+        ({"rank": (None, 24)}, "ranks: must be below base.width, which is 24, not 24"),
         ({"head_experts": ()}, "head_experts: must be one or more distinct values, not ()"),
         ({"stakc": (1,)}, "genes: unknown gene 'stakc'; did you mean 'stack'?"),
     ],
@@ -128,7 +138,7 @@ def test_each_gene_reads_what_it_replaces(one: Architecture, other: Architecture
         if isinstance(mine, Layer) and not mine.ffn.stack:
             continue  # without an FFN, its other genes have no value
         changed = mine
-        genes = {name: gene for name, gene in GENES.items() if gene.of_head == isinstance(mine, Head)}
+        genes = {name: gene for name, gene in GENES.items() if isinstance(mine, gene.of)}
         for gene in genes.values():
             changed = gene.replace(changed, gene.read(theirs))
         if isinstance(changed, Layer):
@@ -140,5 +150,7 @@ def test_in_words() -> None:
     assert outside_ffns(Architecture.uniform(BASE)) == ""
     both = Architecture.uniform(BASE, attention_experts=2, head_experts=3)
     assert outside_ffns(both) == "2 experts in attention, 3 experts in head"
+    low = replace(both, embedding=Embedding(16))
+    assert outside_ffns(low) == "2 experts in attention, 3 experts in head, embedding of rank 16"
     layers = (both.layers[0], Layer(Attention(BASE.heads)), both.layers[2])
     assert outside_ffns(replace(both, layers=layers)) == "2 experts in attention of layers 1, 3, 3 experts in head"

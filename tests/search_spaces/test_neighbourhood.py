@@ -54,6 +54,7 @@ def test_neighbours_lead_everywhere(kind: str) -> None:
         keeps = kind in ("graphs, no FFN", "heads, graphs") and place == 1
         assert (len({other.layers[place] for other in seen}) > 3) != keeps
     assert len({other.head for other in seen}) == len(space.head_sizes)
+    assert len({other.embedding for other in seen}) == (len(space.embedding_sizes) if space.varies_sizes else 1)
 
 
 @pytest.mark.parametrize(("kind", "experts"), [("sizes", (DENSE,)), ("sizes", ROUTED[:2]), ("sizes, no FFN", (DENSE,))])

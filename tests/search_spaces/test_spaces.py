@@ -261,7 +261,10 @@ HALF = (Fraction(1, 2),)
             ((1,), HALF, 1, 2),
             "no architecture has 1 to 2 parameters: this space reaches from 13,465,899 to 13,465,899",
         ),
-        (((1,), HALF, 1, 2), "raise max_params, or allow smaller expansions, smaller stacks or fewer experts"),
+        (
+            ((1,), HALF, 1, 2),
+            "raise max_params, or allow smaller expansions, smaller stacks, or fewer heads or experts",
+        ),
         (((1,), HALF, 10**8, 10**9), "lower min_params, or allow larger expansions, larger stacks or more experts"),
         (((1, 4), HALF, 13_600_000, 13_600_001), "no size in between fits; lower min_params or raise max_params"),
         (((1,), HALF, 3, 2), "min_params 3 is above max_params 2"),

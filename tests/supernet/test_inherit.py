@@ -2,25 +2,30 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import RobertaConfig
 
 from distill.tasks.types import TASK_TYPES
-from search_spaces import FFN, GELU, Architecture, Base, Experts, FFNGraph, Head
+from search_spaces import FFN, GELU, Architecture, Attention, Base, Embedding, Experts, FFNGraph, Head, Layer
 from search_spaces.cost import project_width
 from search_spaces.routing import ROUTINGS
 from supernet.build import build
+from supernet.embedding import principal_axes
 from supernet.experts.routers import DEVIATION, routing_table
-from supernet.inherit import inherit
+from supernet.inherit import attention_slice, inherit
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, batch, graphs, inputs, shaken
 
 STACK = 3
 GEGLU = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
+LEFT_OUT = Layer(Attention(0), FFN(stack=0))
 
 
 def supernet(**changes: object) -> torch.nn.Module:
@@ -75,6 +80,45 @@ def test_a_layer_without_an_ffn_inherits_its_attention() -> None:
     build(empty, weights=inherited)
     whole.bert.encoder.layer[1].ffn = torch.nn.ModuleList()
     assert torch.equal(logits(candidate), logits(whole))
+
+
+def test_a_layer_left_out_inherits_nothing() -> None:
+    """It is the supernet that skips the layer; and it is a supernet itself, but not for a layer that is not."""
+    whole, full = supernet(), Layer(Attention(4), FFN(GELU, STACK))
+    architecture = Architecture(BASE, (full, LEFT_OUT, Layer(Attention(2), FFN(GELU, STACK))))
+    inherited = inherit(whole.state_dict(), architecture)
+    assert not any(".layer.1." in name for name in inherited)
+    assert {name for name in whole.state_dict() if ".layer.1." not in name} == inherited.keys()
+    candidate = build(architecture, weights=inherited).eval()
+    twin = build(architecture, weights=inherit(inherited, architecture)).eval()
+    assert torch.equal(logits(candidate), logits(twin))
+    complete = Architecture(BASE, (full, full, architecture.layers[2]))
+    expected = build(complete, weights=inherit(whole.state_dict(), complete)).eval()
+    expected.bert.encoder.layer[1].forward = lambda hidden_states, *unused, **settings: hidden_states
+    assert torch.equal(logits(candidate), logits(expected))
+    for layer, reason in (
+        (Layer(Attention(2), FFN(stack=0)), r"layers\[1\]\.attention\.heads is above 0; the supernet has none there"),
+        (Layer(Attention(0), FFN()), r"layers\[1\]\.ffn\.stack is 1; the supernet has 0 blocks there"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            inherit(inherited, Architecture(BASE, (full, layer, LEFT_OUT)))
+
+
+def test_the_attentions_of_a_one_shot_supernet_are_sliced() -> None:
+    """To the leading heads or the first experts, and to nothing of a layer that is left out."""
+    whole = shaken(build(Architecture.uniform(BASE, stack=STACK, attention_experts=2)))
+    layers = (Layer(Attention(4, 2), FFN()), LEFT_OUT, Layer(Attention(1), FFN()))
+    others = {name: tensor for name, tensor in whole.state_dict().items() if ".ffn." not in name}
+    sliced = attention_slice(others, Architecture(BASE, layers))
+    of_layers = [{name for name in sliced if f".layer.{layer}." in name} for layer in range(3)]
+    assert [len(names) for names in of_layers] == [11, 0, 10]
+    for name, tensor in sliced.items():
+        full = others[name]
+        if name in of_layers[2] and "LayerNorm" not in name:
+            full = full[0]
+            if not name.endswith("output.dense.bias"):
+                full = full[:, :6] if "output" in name else full[:6]
+        assert torch.equal(tensor, full), name
 
 
 @pytest.mark.parametrize("expansion", [Fraction(1), Fraction(1, 4)])
@@ -224,7 +268,7 @@ DEEP = {gated: shaken(build(Architecture.uniform(BASE, GEGLU if gated else GELU,
 def test_experts_of_any_architecture_take_slices(architecture: Architecture, gated: bool) -> None:
     """And the leading heads."""
     assert BASE.with_gates_of(architecture.base) == architecture.base
-    check_experts(DEEP[gated], replace(architecture, head=Head()))
+    check_experts(DEEP[gated], replace(architecture, head=Head(), embedding=Embedding()))
 
 
 def test_routers_of_the_supernet_lead() -> None:
@@ -308,3 +352,63 @@ def test_only_routers_and_heads_depend_on_the_seed() -> None:
     assert changed == {f"bert.encoder.{name}" for name in drawn} | head
     for name, tensor in default.items():
         assert torch.equal(tensor, zero[name]) and torch.equal(one[name], again[name])
+
+
+def rank_of(template: Any = None, head: str = "classification", rank: int = 8) -> tuple[Any, Architecture]:
+    """A full model with uneven words, and its architecture with a word embedding of this rank."""
+    whole = shaken(build(Architecture.uniform(BASE), TASK_TYPES[head], template=template)).eval()
+    with torch.no_grad():
+        whole.get_input_embeddings().weight.mul_(torch.rand(BASE.vocabulary, 1))
+    return whole, replace(Architecture.uniform(BASE), embedding=Embedding(rank))
+
+
+@pytest.mark.parametrize("head", ["classification", "masked_lm"])
+@pytest.mark.parametrize("template", [None, RobertaConfig(layer_norm_eps=1e-12, pad_token_id=0)])
+@torch.no_grad()
+def test_the_words_of_lower_rank_are_a_weighted_svd(head: str, template: Any) -> None:
+    """Against numpy's SVD of the words times the roots of their frequencies, which is the best approximation."""
+    whole, architecture = rank_of(template, head)
+    frequencies = torch.arange(BASE.vocabulary) ** 2
+    weights = inherit(whole.state_dict(), architecture, frequencies)
+    candidate = build(architecture, TASK_TYPES[head], template=template, weights=weights)
+    embedding, words = candidate.eval().get_input_embeddings(), whole.get_input_embeddings().weight
+    roots = np.sqrt(frequencies.double().numpy() + 1)[:, None]
+    left, values, right = np.linalg.svd(roots * words.double().numpy())
+    expected = (left[:, :8] * values[:8]) @ right[:8] / roots
+    np.testing.assert_allclose(embedding(torch.arange(BASE.vocabulary)).numpy(), expected, atol=1e-5)
+    # The model with these words computes the same, also where they are the output map.
+    whole.get_input_embeddings().weight.copy_(torch.from_numpy(expected))
+    torch.testing.assert_close(logits(candidate), logits(whole), rtol=1e-4, atol=1e-5)
+    # Its own words have that rank already, so their best approximation of any higher one is exact.
+    again = inherit(candidate.state_dict(), architecture, frequencies)
+    assert all(torch.equal(tensor, candidate.state_dict()[name]) for name, tensor in again.items())
+    lower = replace(architecture, embedding=Embedding(5))
+    of_both = [inherit(model.state_dict(), lower, frequencies) for model in (candidate, whole)]
+    pair = [build(lower, TASK_TYPES[head], template=template, weights=weights).eval() for weights in of_both]
+    torch.testing.assert_close(logits(pair[0]), logits(pair[1]), rtol=1e-4, atol=1e-5)
+
+
+def test_all_axes_are_exact() -> None:
+    """At the last rank below the width the least of all axes is lost, and no word that does not occur."""
+    whole, architecture = rank_of(rank=BASE.width - 1)
+    words = whole.get_input_embeddings().weight.detach()
+    axes = principal_axes(words, torch.zeros(BASE.vocabulary, dtype=torch.long))
+    torch.testing.assert_close(words.double() @ axes @ axes.t(), words.double())
+    candidate = build(
+        architecture, weights=inherit(whole.state_dict(), architecture, torch.zeros(BASE.vocabulary))
+    ).eval()
+    lost = candidate.get_input_embeddings()(torch.arange(BASE.vocabulary)) - words
+    least = torch.linalg.svdvals(words)[-1]
+    torch.testing.assert_close(lost.norm(), least, rtol=1e-3, atol=1e-5)
+
+
+def test_a_higher_rank_cannot_be_inherited() -> None:
+    whole, architecture = rank_of()
+    with pytest.raises(
+        ValueError, match=r"embedding\.rank is 8: .* depends on how often they occur, which is not known"
+    ):
+        inherit(whole.state_dict(), architecture)
+    low = inherit(whole.state_dict(), architecture, FREQUENCIES)
+    for rank, said in ((9, "9"), (None, "the full one")):
+        with pytest.raises(ValueError, match=f"embedding.rank is {said}; the word embedding to inherit has rank 8"):
+            inherit(low, replace(architecture, embedding=Embedding(rank)))

@@ -55,6 +55,7 @@ MIXED = sized((2, Fraction(1, 2)), (1, Fraction(1, 4)), (2, Fraction(1)))
 FEWER_HEADS = Architecture(
     BASE, tuple(Layer(Attention(heads), ffn) for heads, ffn in zip((1, 0, 4), MIXED.ffns, strict=True))
 )
+LEFT_OUT = Architecture(BASE, (MIXED.layers[0], Layer(Attention(0), FFN(stack=0)), *FEWER_HEADS.layers[2:]))
 SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, 1, 10**9, start=LARGEST, vary=frozenset({SIZES}))
 
 
@@ -66,7 +67,7 @@ def supernet() -> OneShotSupernet:
     return OneShotSupernet(model, heads).eval()
 
 
-@pytest.mark.parametrize("architecture", [LARGEST, SMALLEST, MIXED, EMPTY, FEW, FEWER_HEADS])
+@pytest.mark.parametrize("architecture", [LARGEST, SMALLEST, MIXED, EMPTY, FEW, FEWER_HEADS, LEFT_OUT])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_slice_is_the_model_that_inherits(architecture: Architecture, task: str) -> None:
     shared = supernet()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from search_spaces import FFN, GELU, Architecture, Experts
+from search_spaces import FFN, GELU, Architecture, Attention, Experts, Layer
 from supernet.build import base_of_teacher
 from supernet.student import main
 from tests.supernet import files
@@ -118,6 +118,13 @@ def test_a_student_of_a_student(checkpoint: Path, tmp_path: Path) -> None:
     load = AutoModelForSequenceClassification.from_pretrained
     models = [load(tmp_path / name, trust_remote_code=True).eval() for name in ("first", "same")]
     torch.testing.assert_close(*(model(**inputs(batch())).logits for model in models))
+    fewer = replace(first, layers=(Layer(Attention(0), none), *first.with_heads([4, 2, 1, 4]).layers[1:]))
+    assert main([saved(fewer, tmp_path), *like, "--out", str(tmp_path / "fewer")]) == 0
+    fewest = replace(fewer, layers=(*fewer.layers[:3], Layer(Attention(0), none)))
+    assert main([saved(fewest, tmp_path), "--like", str(tmp_path / "fewer"), "--out", str(tmp_path / "fewest")]) == 0
+    last = load(tmp_path / "fewest", trust_remote_code=True).eval()
+    states = last(**inputs(batch()), output_hidden_states=True).hidden_states
+    assert torch.equal(states[0], states[1]) and torch.equal(states[3], states[4])
     narrower = Architecture.of_ffns(OWN, (thin, thin, none, thin))
     assert main([saved(narrower, tmp_path), *like, "--out", str(tmp_path / "narrower")]) == 0
     # As the teacher's own slice would be: the leading channels of the leading channels.

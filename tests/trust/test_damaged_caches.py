@@ -14,7 +14,9 @@ import nas.latency.steps
 from distill.tasks.corpora import load_corpus, save_corpus
 from distill.training.checkpoint import Checkpoint
 from foundation.files import SUMS_PREFIX
-from nas.latency.measure import TableSettings, TooBusy, latency_table
+from nas.latency.measure import latency_table
+from nas.latency.settings import TableSettings
+from nas.latency.whole import TooBusy
 from nas.preparation.prepare import prepare
 from search_spaces import Architecture
 from tests.nas.tiny_study import TinyStudy, corpus

@@ -30,6 +30,8 @@ class StudentConfig:
             `None` if all layers have all heads in the teacher's order, and in a student with random weights.
         attention_experts: experts of every layer's attention, among which a gate chooses for each token, or a list with
             their number in each layer.
+        embedding_rank: the rank of the word embedding, which is a table of this width and a linear map to that of the
+            model; `None` for a table of the model's width.
         gate_scale: `"relative"` or `"probability"`: by what the output of an expert behind a gate is multiplied, its
             probability times count / top_k, or its probability.
         capacity_per: `"sentence"` or `"batch"`: whether an expert's capacity is a fraction of the tokens of each
@@ -50,6 +52,7 @@ class StudentConfig:
     attention_heads: list | None = None
     kept_heads: list | None = None
     attention_experts: int | list = 1
+    embedding_rank: int | None = None
     gate_scale: str = "relative"
     capacity_per: str = "sentence"
     router_jitter_noise: float = 0.01
@@ -85,6 +88,13 @@ def configuration_fault(config: Any) -> str:
                 return f"config.attention_heads[{layer}] must be {most}, as attention_experts is above 1 there"
     if fault := _fault_of_kept_heads(config):
         return fault
+    if (rank := config.embedding_rank) is not None:
+        if type(rank) is not int or not 0 < rank < config.hidden_size:
+            return f"config.embedding_rank must be a whole number from 1 to {config.hidden_size - 1}, not {rank!r}"
+        if getattr(config, "embedding_size", None) is not None:
+            return (
+                f"config.embedding_rank must be None, not {rank}, as embedding_size already makes the embedding smaller"
+            )
     if is_routed(config) and config.chunk_size_feed_forward:
         return (
             f"chunk_size_feed_forward is {config.chunk_size_feed_forward}: layers of experts process whole sentences, "

@@ -25,6 +25,7 @@ from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddi
 from .attention import ExpertSelfAttention, NoSelfAttention
 from .configuration import StudentConfig
 from .dispatch import Tokens, put, take, weighted
+from .embedding import LowRankEmbedding  # noqa: F401
 from .expert_linear import ExpertLinear, is_batched
 from .ffn import FFNBlock  # noqa: F401
 from .routing import make_gate

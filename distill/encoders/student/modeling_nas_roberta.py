@@ -19,6 +19,7 @@ from transformers.models.roberta.modeling_roberta import RobertaLayer, RobertaSe
 from .attention import ExpertSelfAttention, NoSelfAttention
 from .configuration import StudentConfig
 from .dispatch import Tokens  # noqa: F401
+from .embedding import LowRankEmbedding  # noqa: F401
 from .expert_linear import ExpertLinear  # noqa: F401
 from .ffn import FFNBlock  # noqa: F401
 from .routing import Router  # noqa: F401

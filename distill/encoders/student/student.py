@@ -17,6 +17,7 @@ from transformers import initialization as init
 from .attention import ExpertAttention, keep_heads
 from .configuration import attention_experts, configuration_fault, is_left_out, is_routed
 from .dispatch import Tokens
+from .embedding import LowRankDecoder, LowRankEmbedding
 from .expert_linear import ExpertLinear, is_batched
 from .ffn import EXPORTED_OPERATIONS, FFNBlock
 from .routing import EXPORTED_ROUTERS, GateRouter, TableRouter, router_class
@@ -74,7 +75,9 @@ class StudentLayer:
         **kwargs: Any,
     ) -> Any:
         """As the family's layer, unless it is left out; a model with experts passes `tokens`."""
-        if tokens is None and self.attention is not None:
+        if self.attention is None:
+            return hidden_states
+        if tokens is None:
             return super().forward(hidden_states, attention_mask, *unused, **kwargs)  # type: ignore[misc]
         hidden_BTD = self.attend(hidden_states, attention_mask, tokens, **kwargs)
         routing = None if self.router is None else self.router(hidden_BTD, tokens)
@@ -126,6 +129,11 @@ class Student:
     modules: Any
     register_forward_pre_hook: Any
     _no_split_modules: Any
+    _tied_weights_keys: Any
+    get_input_embeddings: Any
+    set_input_embeddings: Any
+    all_tied_weights_keys: Any
+    set_submodule: Any
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if fault := configuration_fault(config):
@@ -152,7 +160,12 @@ class Student:
     def become_student(self) -> None:
         """Replace all modules that the configuration has otherwise, but for the FFNs."""
         if self.base_model is not self:
+            self.replace_decoder()
             return
+        if self.config.embedding_rank is not None:
+            words, config = self.get_input_embeddings(), self.config
+            sizes = words.num_embeddings, config.embedding_rank, config.hidden_size
+            self.set_input_embeddings(LowRankEmbedding(*sizes, words.padding_idx))
         if is_routed(self.config):
             self.register_forward_pre_hook(_with_tokens, with_kwargs=True)
         for number, layer in enumerate(self.layers):
@@ -161,6 +174,20 @@ class Student:
         # What a device map and FSDP keep on one device; FSDP wants no class that the model does not contain.
         kinds = {type(module).__name__ for module in self.modules()}
         self._no_split_modules = {*self._no_split_modules, self.layer_class.__name__} & kinds
+
+    def replace_decoder(self) -> None:
+        """Tie the output map of a masked language model to both parts of a word embedding of lower rank."""
+        config, tied = self.config, self._tied_weights_keys or {}
+        if config.embedding_rank is None or not config.tie_word_embeddings:
+            return
+        words = f"{self.base_model_prefix}.embeddings.word_embeddings"
+        decoders = [target.removesuffix(".weight") for target, source in tied.items() if source == f"{words}.weight"]
+        maps = {f"{decoder}.map.weight": f"{words}.map.weight" for decoder in decoders}
+        for decoder in decoders:
+            sizes = config.vocab_size, config.embedding_rank, config.hidden_size
+            self.set_submodule(decoder, LowRankDecoder(*sizes))
+        self._tied_weights_keys = {**tied, **maps}
+        self.all_tied_weights_keys = {**self.all_tied_weights_keys, **maps}
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -203,6 +230,8 @@ class Student:
                 init.normal_(parameter, std=self.config.initializer_range)
         if isinstance(module, ExpertLinear):
             init.zeros_(module.bias)
+        if isinstance(module, LowRankEmbedding):  # words are then as large as those of full rank
+            init.normal_(module.map.weight, std=module.embedding_dim**-0.5)
         if isinstance(module, TableRouter):
             init.copy_(module.table, torch.randint(module.count, module.table.shape))
 

@@ -14,7 +14,7 @@ from nas.config.schema import ConfigError, StudyConfig
 from nas.config.stages import SAMPLER_SETTINGS
 from nas.config.values import count
 
-DEMO = load_config("demo-ffn")
+DEMO = load_config("demo")
 
 
 @pytest.mark.parametrize("name", presets())
@@ -42,7 +42,7 @@ def test_every_kind_of_value_comes_back_from_toml(tmp_path: Path) -> None:
     base = {"depth": 6, "width": 540, "heads": 12, "inner": 540, "embedding": 128}
     changes = {"base": base, "space.uniform": None, "space.max_params": "15.4M", "space.min_params": 15_000_000}
     config = load_config(
-        "demo-ffn", changes | {"dropout": 0.1, "objective.temperature": 1 / 3, "space.expansions": ["3/32", 1]}
+        "demo", changes | {"dropout": 0.1, "objective.temperature": 1 / 3, "space.expansions": ["3/32", 1]}
     )
     path = tmp_path / "config.toml"
     path.write_text(config.to_toml())
@@ -55,13 +55,13 @@ def test_every_kind_of_value_comes_back_from_toml(tmp_path: Path) -> None:
 def test_recipes_of_trainings() -> None:
     assert load_config("moe").final.build(6400).weight_decay == 0.0
     for key, value in (("weight_decay", 0.1), ("max_grad_norm", 5.0), ("gradient_accumulation_steps", 3)):
-        config = load_config("demo-ffn", {f"final.{key}": value})
+        config = load_config("demo", {f"final.{key}": value})
         assert getattr(config.final.build(100), key) == value
         assert config.final.model_dump() == DEMO.final.model_dump() | {key: value}
     changes = {"final.epochs": 2, "final.batch_size": 10, "final.gradient_accumulation_steps": 3}
-    recipe = load_config("demo-ffn", changes | {"final.early_stopping_patience": 4}).final.build(100)
+    recipe = load_config("demo", changes | {"final.early_stopping_patience": 4}).final.build(100)
     assert (recipe.steps, recipe.batches, recipe.eval_steps, recipe.early_stopping_patience) == (7, 21, 4, 4)
-    plain = load_config("demo-ffn", changes).final.build(100)
+    plain = load_config("demo", changes).final.build(100)
     assert (plain.eval_steps, plain.early_stopping_patience) == (None, None)
 
 
@@ -117,7 +117,7 @@ def test_a_file_extends_a_preset_or_the_file_beside_it(tmp_path: Path) -> None:
     third = load_config(str(tmp_path / "c.toml"), {"candidate.steps": 7})
     assert third.objective.settings() == {}
     assert (third.candidate.steps, third.candidate.epochs) == (7, None)
-    assert load_config("demo-ffn") == DEMO
+    assert load_config("demo") == DEMO
 
 
 @pytest.mark.parametrize(
@@ -140,19 +140,19 @@ def test_what_cannot_be_extended(tmp_path: Path, files: dict[str, str], message:
 
 
 def test_steps_of_epochs() -> None:
-    table = load_config("demo-ffn", {"candidate.epochs": 3, "candidate.batch_size": 256}).candidate
+    table = load_config("demo", {"candidate.epochs": 3, "candidate.batch_size": 256}).candidate
     # EfficientBERT's candidates on a tenth of MNLI.
     assert table.build(39_270).steps == 461
     assert table.build(1).steps == 1
     assert table.model_copy(update={"epochs": 0.5}).build(1024).steps == 2
     with pytest.raises(ConfigError, match=r"candidate: give steps or epochs, not both"):
-        load_config("demo-ffn", {"candidate": {"steps": 3, "epochs": 2, "learning_rate": 1e-4}})
+        load_config("demo", {"candidate": {"steps": 3, "epochs": 2, "learning_rate": 1e-4}})
     with pytest.raises(ConfigError, match=r"candidate: give steps or epochs$"):
-        load_config("demo-ffn", {"candidate": {"learning_rate": 1e-4, "steps": None}})
+        load_config("demo", {"candidate": {"learning_rate": 1e-4, "steps": None}})
 
 
 def test_overrides_change_only_their_place() -> None:
-    changed = load_config("demo-ffn", {"seed": 7, "stage1.trials": 5, "stage1.sampler": "tpe"})
+    changed = load_config("demo", {"seed": 7, "stage1.trials": 5, "stage1.sampler": "tpe"})
     assert (changed.seed, changed.stage1.trials, changed.stage1.sampler) == (7, 5, "tpe")
     stage = DEMO.stage1
     assert changed.model_copy(update={"seed": DEMO.seed, "stage1": stage}) == DEMO
@@ -231,7 +231,6 @@ REFUSED: dict[str, list[object]] = {
         ("space.expansions", ["1e-999999999"], "must be a fraction such as"),
         ("space.expansions", [True], 'must be a fraction such as "1/8", not True'),
         ("space.uniform", "half", "space.uniform: must be a fraction such as \"1/8\", not 'half'"),
-        ("space.uniform", None, "limit the parameters"),
         ("space.stacks", [1, -1], "space.stacks.1: "),
         (
             "space.stacks",
@@ -274,10 +273,15 @@ REFUSED: dict[str, list[object]] = {
 )
 def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config("demo-ffn", {place: value})
+        load_config("demo", {place: value})
     assert str(caught.value).startswith("demo: ")
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_budget_is_needed() -> None:
+    with pytest.raises(ConfigError, match="demo-ffn: space: limit the parameters: set max_params, or uniform"):
+        load_config("demo-ffn", {"space.uniform": None})
 
 
 @pytest.mark.parametrize(
@@ -295,7 +299,7 @@ def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
     ],
 )
 def test_settings_that_an_objective_has_not(objective: dict[str, object], message: str) -> None:
-    table = load_config("demo-ffn", {"objective": objective}).objective
+    table = load_config("demo", {"objective": objective}).objective
     with pytest.raises(ConfigError) as caught:
         table.check()
     assert str(caught.value).startswith(message)
@@ -306,7 +310,7 @@ def test_settings_that_a_sampler_has_not(setting: str) -> None:
     given = {"stage2": {"sampler": "evolution", setting: 3}}
     message = f"demo: stage2: {setting} is a setting of lanas and lanas-published, which evolution does not have: leave"
     with pytest.raises(ConfigError, match=re.escape(message)):
-        load_config("demo-ffn", given)
+        load_config("demo", given)
 
 
 def test_another_sampler_replaces_the_settings_of_the_sampler(tmp_path: Path) -> None:
@@ -334,7 +338,7 @@ def test_a_candidate_is_scored_on_all_tasks_in_stage_3_alone() -> None:
 
 
 def test_settings_that_are_not_given_leave_no_trace() -> None:
-    text = load_config("demo-ffn").to_toml()
+    text = load_config("demo").to_toml()
     assert not any(setting in text for setting in SAMPLER_SETTINGS)
 
 
@@ -379,4 +383,4 @@ def test_a_mistake_of_the_whole_configuration_has_no_empty_place() -> None:
     with pytest.raises(
         ConfigError, match=r"^demo: stage1\.sampler is nsga2 and goals are score: nsga2 is for two goals"
     ):
-        load_config("demo-ffn", {"stage1.sampler": "nsga2"})
+        load_config("demo", {"stage1.sampler": "nsga2"})

@@ -19,8 +19,8 @@ from distill.tasks.encoding import load_encoded
 from distill.training.evaluation import split_batches
 from nas.config.load import load_config
 from nas.export.command import main
-from nas.export.onnx import OnnxModel
 from nas.final.command import main as train_final
+from nas.onnx.model import OnnxModel
 from nas.preparation.prepare import prepare
 from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
 from supernet.build import build

@@ -18,7 +18,7 @@ from transformers import (
 from distill.tasks.types import TASK_TYPES
 from nas.export.checkpoint import ExportError
 from nas.export.ordinary import ordinary_architecture, ordinary_form, reason_against
-from search_spaces import FFN, Architecture, Attention, Base, Experts, FFNGraph, Layer, cost
+from search_spaces import FFN, Architecture, Attention, Base, Embedding, Experts, FFNGraph, Layer, cost
 from supernet.build import build
 from supernet.pruning import prune
 from tests.supernet.test_pruning import KEPT
@@ -69,6 +69,23 @@ def graph(activation: str) -> FFNGraph:
 def widths(activation: str = "gelu") -> list[FFN]:
     """Layers of 12, 48 and 24 channels."""
     return [FFN(graph(activation), expansion=expansion) for expansion in (QUARTER, Fraction(1), HALF)]
+
+
+@pytest.mark.parametrize("head", ["classification", "masked_lm"])
+@pytest.mark.parametrize("form", ["bert", "roberta"])
+def test_a_word_embedding_of_lower_rank_is_multiplied_out(form: str, head: str) -> None:
+    base = replace(BASE, positions=22)
+    template = RobertaConfig(layer_norm_eps=1e-12, pad_token_id=0) if form == "roberta" else None
+    architecture = replace(Architecture.uniform(base), embedding=Embedding(5))
+    model = shaken(build(architecture, TASK_TYPES[head], 3, template)).eval()
+    result = ordinary_form(model, form)
+    check(result.model, model)
+    of_head = TASK_TYPES[head].head
+    ordinary = ordinary_architecture(architecture, result.model.config)
+    more = cost.params(ordinary, 3, of_head) - cost.params(architecture, 3, of_head)
+    assert result.added == result.padding["words"] == more == 24 * BASE.vocabulary - 5 * (24 + BASE.vocabulary)
+    assert f"its word embedding has the full rank, so {more:,} parameters" in str(result)
+    assert str(result).endswith(f"all others: {more:,} multiply out the word embedding")
 
 
 @torch.no_grad()

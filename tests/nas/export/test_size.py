@@ -4,10 +4,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
-
 from nas.export.int8 import quantize
 from nas.export.onnx import export_onnx
+from safetensors.torch import save_file
+
 from search_spaces import FFN, Architecture, Base
 from search_spaces.cost import CLASSIFIER
 from search_spaces.layer import Attention, Experts, Layer

@@ -21,9 +21,11 @@ from transformers import BertConfig
 import nas.latency.steps
 from distill.encoders.student import ffn
 from nas.latency.limit import parse_latency, resolve
-from nas.latency.measure import TableSettings, TooBusy, fitted, latency_table, measure_whole
+from nas.latency.measure import latency_table, measure_whole
+from nas.latency.settings import TableSettings
 from nas.latency.table import LatencyTable
-from nas.latency.whole import Latency, latencies, summary
+from nas.latency.torch_table import fitted
+from nas.latency.whole import Latency, TooBusy, latencies, summary
 from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph
 from search_spaces.layer import Attention, Layer
 from search_spaces.operations import UNARY, Operation

@@ -1,8 +1,9 @@
 """The integer programme against enumeration, and the predicted losses that it works on."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nas.planning.allocation import PredictedLosses, allocate, allocations
+from nas.planning.allocation import PredictedLosses, allocate, allocations, fewest_layers
 from search_spaces import FFN, Architecture, Experts, FFNGraph, Layer, Space, cost
 from search_spaces.genes import GENES
 from search_spaces.graph import GELU
+from search_spaces.layer import FULL
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
 from search_spaces.spaces import GRAPHS, SIZES
@@ -66,6 +68,40 @@ def test_no_member_has_a_lower_loss(seed: int, limits: tuple[Limit, ...]) -> Non
     assert found is not None and found in within
     least = min(map(table.of, members(within, tuple(UNARY))))
     assert table.of(found) == pytest.approx(least, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rank_of_the_word_embedding_is_allocated_too(seed: int) -> None:
+    """Against all members."""
+    rng = np.random.default_rng(seed)
+    ranks = np.append(np.sort(rng.random(BASE.width))[::-1] * 0.1, 0)
+    table = replace(losses(seed), ranks=[ranks])
+    within = space(stack=(1,), rank=(None, 4, 12, 20))
+    every = [
+        architecture
+        for one in members(space(stack=(1,), max_params=10**6), ("gelu", "relu"))
+        for embedding in within.embedding_sizes
+        if (architecture := replace(one, embedding=embedding)) in within
+    ]
+    low = next(architecture for architecture in every if architecture.embedding.rank == 12)
+    assert table.of(low) == pytest.approx(table.of(replace(low, embedding=FULL)) + ranks[12])
+    activations = replace(table, losses={op: table.losses[op] for op in ("gelu", "relu")})
+    found = allocate(within, activations)
+    assert found is not None and found in within and found.embedding != FULL
+    assert activations.of(found) == pytest.approx(min(map(activations.of, every)), rel=1e-9)
+    best = allocations(within, activations, 5)
+    assert best[0] == found and [activations.of(one) for one in best] == sorted(map(activations.of, best))
+    for one, other in combinations(best, 2):
+        own, theirs = ((*one.ffns, one.embedding) for one in (one, other))
+        assert sum(mine != yours for mine, yours in zip(own, theirs, strict=True)) >= 2
+
+
+def test_fewer_layers_keep_all_words() -> None:
+    within = space(stack=(0, 1), heads=(0, 2, 4), rank=(4, None, 20), max_params=10**6)
+    table = replace(losses(), heads=[np.linspace(1, 0, 5)] * 3, ranks=[np.linspace(1, 0, BASE.width + 1)])
+    tight = replace(within, max_params=cost.params(Architecture.uniform(BASE)) - 1)
+    found = fewest_layers(tight, table)
+    assert found is not None and found.embedding == FULL and sum(layer.left_out for layer in found.layers) == 1
 
 
 def test_a_layer_may_have_no_ffn() -> None:

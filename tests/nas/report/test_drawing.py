@@ -1,18 +1,19 @@
 """The drawings of architectures for the dashboard."""
 
+from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
 
-from nas.report.drawing import COLUMN, HEIGHT, add_drawing, layout, svg
+from nas.report.drawing import COLUMN, HEIGHT, LEFT, add_drawing, layout, svg
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.storage import sqlite_url
-from search_spaces import FFN, Architecture, Experts, FFNGraph
+from search_spaces import FFN, Architecture, Attention, Experts, FFNGraph, Layer
 from tests.nas.study.test_ledger import BASE, SPACE, close
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -74,6 +75,20 @@ def test_experts_are_named() -> None:
     wide = ElementTree.fromstring(svg(Architecture.of_ffns(BASE, plain.ffns, attention_experts=4)))
     assert texts(wide) == ["4 experts in attention", *texts(ElementTree.fromstring(svg(plain)))]
     assert int(wide.attrib["height"]) > int(ElementTree.fromstring(svg(plain)).attrib["height"])
+
+
+def test_heads_and_layers_left_out_are_named() -> None:
+    base = replace(BASE, heads=12)
+    narrow = FFN(stack=2, expansion=Fraction(1, 4))
+    layers = (Layer(Attention(12), narrow), Layer(Attention(1), narrow), Layer(Attention(0), narrow))
+    picture = ElementTree.fromstring(svg(Architecture(base, layers)))
+    sizes = [text for text in texts(picture) if "wide" in text]
+    assert sizes == [f"{heads}2 blocks × 12 wide" for heads in ("", "1 of 12 heads, ", "0 of 12 heads, ")]
+    none = FFN(stack=0)
+    empty = ElementTree.fromstring(svg(Architecture(base, tuple(Layer(Attention(n), none) for n in (12, 3, 0)))))
+    numbers = [f"layer {number}" for number in (1, 2, 3)]
+    assert texts(empty) == [*chain(*zip(numbers, ("no FFN", "3 of 12 heads, no FFN", "left out"), strict=True))]
+    assert int(empty.attrib["width"]) >= LEFT, "labels are seen though no graph is drawn"
 
 
 def test_a_trial_has_one_drawing(tmp_path: Path) -> None:

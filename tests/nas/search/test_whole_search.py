@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from distill.cli import USER_ERROR
 from nas.config.load import load_config
+from nas.planning.finalists import ALLOCATED, FEWER_LAYERS, GLOBAL, UNIFORM
 from nas.study import ledger
 from nas.study.attributes import attribute
 from nas.study.description import formula
-from search_spaces import Architecture, cost
+from search_spaces import FFN, Architecture, Attention, Layer, cost
 from tests.nas.tiny_study import TinyStudy, trials_of
 
 pytestmark = pytest.mark.slow
@@ -127,3 +129,36 @@ def test_layers_without_ffns_from_the_search_to_the_checkpoint(tiny_study: TinyS
     student = json.loads((tmp_path / "final" / "metrics.json").read_text())["models"]["student"]
     assert (student["ffn_params"], student["params"]) == (0, cost.params(Architecture.uniform(start.base, stack=0), 3))
     assert Architecture.load(tmp_path / "final" / "architecture.json") == Architecture.load(empty)
+
+
+def test_heads_and_layers_from_the_search_to_the_checkpoint(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """All stages on untrained candidates, and the final training of a winner with few heads and a layer left out.
+
+    No choice of heads is that of the whole layers of the baseline with fewer layers.
+    """
+    changes = [("stacks = [1, 2]", "stacks = [0, 1]\nheads = [0, 1, 2]"), ('uniform = "1/2"', "max_params = 12_000")]
+    changes += [
+        ("[candidate]", '[objective]\nattention = 0.0\n\n[supernet]\ninheritance = "compensated"\n\n[candidate]')
+    ]
+    for stage in "123":
+        changes.append((f"[stage{stage}]\n", f'[stage{stage}]\nevaluation = "untrained"\n'))
+    preset = tiny_study.variant(tmp_path / "tiny.toml", *changes, ("trials = 6", "trials = 12"))
+    result = tiny_study.run(*tiny_study.search(tmp_path, "--stage", "all", preset=preset))
+    assert (result.returncode, result.stderr) == (0, "")
+    folder = tmp_path / "tiny"
+    for stage in "123":
+        trials = trials_of(folder, f"stage-{stage}")
+        assert not [trial for trial in trials if trial.state == TrialState.FAIL]
+        assert stage == "2" or any(" head" in formula(ledger.architecture_of(trial)) for trial in trials)
+    origins = [trial.user_attrs[ledger.ORIGIN] for trial in trials_of(folder)]
+    assert {UNIFORM, GLOBAL, FEWER_LAYERS, *ALLOCATED} <= {*origins}
+    assert cost.params(winner(folder, "3"), 3) <= 12_000
+    start = Architecture.load(folder / "architecture.json")
+    layers = (Layer(Attention(0), FFN(stack=0)), Layer(Attention(1), FFN(start.ffns[0].graph, 1, Fraction(1, 4))))
+    small = tmp_path / "small.json"
+    Architecture(start.base, layers).save(small)
+    arguments = ("--preset", folder / "config.toml", "--out", tmp_path / "final", "--skip-base")
+    result = tiny_study.run("train_final.py", small, *arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    student = json.loads((tmp_path / "final" / "metrics.json").read_text())["models"]["student"]
+    assert student["params"] == cost.params(Architecture.load(small), 3)

@@ -14,9 +14,9 @@ from optuna.trial import FixedTrial
 
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.description import OTHER_EXPERTS, Parameters, choices_of, constraints, formula
+from nas.study.description import OTHER_EXPERTS, Parameters, choices_of, constraints, formula, formulas
 from nas.study.storage import sqlite_url
-from search_spaces import DENSE, FFN, Architecture, Base, Experts, FFNGraph, Space, cost
+from search_spaces import DENSE, FFN, Architecture, Attention, Base, Experts, FFNGraph, Layer, Space, cost
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.small_spaces import of_genes
@@ -38,6 +38,8 @@ SPACES = {
     "gated": replace(SPACE, gated=True),
     "nested": replace(SPACE, max_height=7),
     "no FFN": of_genes(replace(SPACE, min_params=1), stack=(0, 1)),
+    # The base model has more heads.
+    "heads": of_genes(replace(SPACE, min_params=1), stack=(0, 1), heads=(0, 1, 2)),
     "limit": replace(SPACE, limits=(Limit("macs", 7, cost.layer_macs, 3 * cost.layer_macs(BASE, HALF.layers[0]) + 7),)),
 }
 SIZE_NAMES = {"inner width", "stack"}
@@ -46,6 +48,7 @@ NAMES = {
     "stage 2": OPERATION_NAMES,
     "stage 3": SIZE_NAMES,
     "experts": SIZE_NAMES | OPERATION_NAMES | {"experts"},
+    "heads": SIZE_NAMES | OPERATION_NAMES | {"heads"},
     "one stack": OPERATION_NAMES | {"inner width"},
 }
 
@@ -171,6 +174,27 @@ def test_values_without_an_ffn() -> None:
     assert formula(architecture).split("; ")[1] == "no FFN"
     # The distributions of studies without such layers stay as they are stored.
     assert Parameters.of(SPACE).distributions["layer 1/inner width"] == IntDistribution(1, 48)
+
+
+def test_heads_and_layers_left_out() -> None:
+    half = Fraction(1, 2)
+    layers = (
+        Layer(Attention(2), FFN(stack=2, expansion=half, experts=Experts(2))),
+        Layer(Attention(0), FFN(stack=0)),
+        Layer(Attention(1), FFN(stack=0)),
+    )
+    architecture = Architecture(BASE, layers)
+    graph = "project(gelu(expand(x)))"
+    assert formulas(architecture) == [f"2 heads, 2×24 (2 hash, shared 0) {graph}", "left out", "1 head, no FFN"]
+    # Heads are named only where not all layers have all.
+    others = tuple(Layer(Attention(heads), FFN(expansion=half)) for heads in (4, 0, 4))
+    whole = Architecture(BASE, others)
+    assert formula(whole) == f"4 heads, 1×24 {graph}; 0 heads, 1×24 {graph}; 4 heads, 1×24 {graph}"
+    assert formula(HALF) == "; ".join([f"1×24 {graph}"] * 3)
+    values = Parameters.of(SPACES["heads"]).values(architecture)
+    assert [values[f"layer {number}/heads"] for number in (1, 2, 3)] == [2, 0, 1]
+    assert values["layer 2/inner width"] == values["layer 2/stack"] == 0
+    assert "layer 1/heads" not in Parameters.of(SPACES["no FFN"]).distributions
 
 
 def test_layers_of_deep_models_are_in_order() -> None:

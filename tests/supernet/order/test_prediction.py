@@ -5,13 +5,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from distill.encoders.family import family_of
 from distill.encoders.student import ffn
 from search_spaces import GELU, Architecture
 from supernet.build import build
+from supernet.embedding import of_rank
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import MomentsError, block_moments, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
-from supernet.order.prediction import predicted_losses, regression_errors
+from supernet.order.prediction import predicted_losses, predicted_losses_of_ranks, regression_errors
 from tests.supernet.order.test_reconstruction import remaining
 from tests.tiny import BASE, batch, inputs, shaken
 
@@ -115,3 +117,33 @@ def test_an_operation_that_overflows(model: nn.Module, monkeypatch: pytest.Monke
     monkeypatch.setitem(ffn.UNARY, "overflow", lambda x: torch.exp(1e3 + x.abs()))
     with pytest.raises(MomentsError, match="layer 0: the outputs of overflow are not finite"):
         predicted_losses(model, BATCHES, sampled_loss(0), ["gelu", "overflow"], 4)
+
+
+def test_losses_of_ranks_are_what_words_lose_in_the_fisher_metric(model: nn.Module) -> None:
+    """Token by token, with the inherited words of every rank, and gradients of our own."""
+    frequencies = torch.arange(BASE.vocabulary)
+    found = predicted_losses_of_ranks(model, BATCHES, sampled_loss(0), frequencies)
+    words = model.get_input_embeddings()
+    states: list[Tensor] = []
+    model.bert.embeddings.LayerNorm.register_forward_pre_hook(lambda _, arguments: states.append(arguments[0]))
+    loss = sampled_loss(0)
+    gradients, ids = [], []
+    for given in BATCHES:
+        total, valid = loss(model, given), given["attention_mask"].bool()
+        gradients.append(torch.autograd.grad(total, states.pop())[0][valid])
+        ids.append(given["input_ids"][valid])
+    gradient_ND, id_N = torch.cat(gradients).double(), torch.cat(ids)
+    metric_DD = gradient_ND.t() @ gradient_ND / len(gradient_ND)
+    expected = []
+    for rank in range(1, BASE.width):
+        low = of_rank(model.state_dict(), "bert.", family_of(model), rank, frequencies)
+        prefix = "bert.embeddings.word_embeddings"
+        lost_VD = words.weight.detach() - low[f"{prefix}.weight"] @ low[f"{prefix}.map.weight"].t()
+        lost_ND = lost_VD[id_N].double()
+        expected.append(float(((lost_ND @ metric_DD) * lost_ND).sum() / len(id_N) / 2))
+    assert found[1:-1].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-9)
+    assert len(found) == BASE.width + 1 and found[-1] == 0
+    all_ND = words.weight.detach()[id_N].double()
+    assert float(found[0]) == pytest.approx(float(((all_ND @ metric_DD) * all_ND).sum() / len(id_N) / 2))
+    with pytest.raises(MomentsError, match="no tokens"):
+        predicted_losses_of_ranks(model, [], sampled_loss(0), frequencies)

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import BertModel
+from transformers import BertModel, RobertaConfig
 
 from distill.encoders import student as model_package
 from distill.encoders.student.modeling_nas_bert import NasBertConfig, NasBertModel
 from distill.tasks.types import TASK_TYPES
-from search_spaces import FFN, Architecture, Attention, Experts, FFNGraph, Layer
+from search_spaces import FFN, Architecture, Attention, Embedding, Experts, FFNGraph, Layer, cost
 from supernet.build import base_of_teacher, build
 from tests.commands import output_elsewhere
 from tests.renamed import as_roberta
@@ -127,6 +127,50 @@ def test_masked_lm_head_is_tied(embedding: int | None) -> None:
     assert decoder.bias is model.cls.predictions.bias
 
 
+@pytest.mark.parametrize("template", [None, RobertaConfig(pad_token_id=0)])
+@torch.no_grad()
+def test_a_word_embedding_of_lower_rank(template: Any, tmp_path: Path) -> None:
+    """A table and a map in place of its words; the head that predicts words is tied to both, also after other words
+    have been added.
+    """
+    architecture = replace(next(architectures(1)), embedding=Embedding(6))
+    model = shaken(build(architecture, TASK_TYPES["masked_lm"], template=template)).eval()
+    assert sum(p.numel() for p in model.parameters()) == cost.params(architecture, head=TASK_TYPES["masked_lm"].head)
+    features = inputs(batch())
+    logits = model(**features).logits
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(again(**features).logits, logits)
+    words, decoder = again.get_input_embeddings(), again.get_output_embeddings()
+    torch.testing.assert_close(words(features["input_ids"]), words.weight[features["input_ids"]] @ words.map.weight.t())
+    again.resize_token_embeddings(BASE.vocabulary + 3)
+    assert decoder is again.get_output_embeddings() and words is again.get_input_embeddings()
+    assert decoder.weight is words.weight and decoder.map.weight is words.map.weight
+    assert words.weight.shape == (BASE.vocabulary + 3, 6)
+    assert torch.equal(again(**features).logits[..., : BASE.vocabulary], logits)
+
+
+def test_words_of_lower_rank_begin_as_large_as_others() -> None:
+    architecture = Architecture.uniform(replace(BASE, vocabulary=500, width=64))
+    models = (build(one, None) for one in (architecture, replace(architecture, embedding=Embedding(16))))
+    deviations = [float(model.get_input_embeddings()(torch.arange(1, 500)).detach().std()) for model in models]
+    assert deviations[1] == pytest.approx(deviations[0], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"embedding_rank": 24}, "config.embedding_rank must be a whole number from 1 to 23, not 24"),
+        ({"embedding_rank": "6"}, "config.embedding_rank must be a whole number from 1 to 23, not '6'"),
+        ({"embedding_rank": 6, "embedding_size": 7}, "config.embedding_rank must be None, not 6, as embedding_size"),
+    ],
+)
+def test_ranks_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    config = build(Architecture.uniform(BASE), None).config
+    with pytest.raises(ValueError, match=f"^{message}"):
+        NasBertModel(NasBertConfig(**config.to_dict() | changes))
+
+
 def test_a_configuration_without_architecture_is_refused() -> None:
     with pytest.raises(ValueError, match=r"config.ffn describes 0 layers but num_hidden_layers is 12"):
         NasBertModel(NasBertConfig())
@@ -160,13 +204,23 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
     # Of the attentions one has experts, one a single head, and one none.
     mixed = replace(few, layers=(few.layers[0], Layer(Attention(1), FFN()), Layer(Attention(0), FFN())))
     out = replace(mixed, layers=(Layer(Attention(0), FFN(stack=0)), *mixed.layers[1:]))
-    architectures |= {"few": few, "mixed": mixed, "left out": out, "no FFNs": Architecture.uniform(BASE, stack=0)}
+    low = replace(mixed, embedding=Embedding(6))
+    architectures |= {
+        "low": low,
+        "few": few,
+        "mixed": mixed,
+        "left out": out,
+        "no FFNs": Architecture.uniform(BASE, stack=0),
+    }
     models |= {name: shaken(build(own, num_labels=LABELS)).eval() for name, own in architectures.items()}
     roberta = as_roberta(bert(labels=2)).config
     layers = (FFN(expansion=half, experts=Experts(2, half, "token_gate")), FFN(stack=2))
     own = Architecture.of_ffns(base_of_teacher(roberta)[0], layers)
     without = replace(own, layers=(own.layers[0], Layer(Attention(0), FFN(stack=0))))
     models["roberta, left out"] = shaken(build(without, template=roberta)).eval()
+    lower = replace(own, embedding=Embedding(6))
+    for name, template in (("low words", None), ("roberta-low words", roberta)):
+        models[name] = shaken(build(lower, TASK_TYPES["masked_lm"], template=template)).eval()
     for head in ("none", *TASK_TYPES):
         models[f"roberta-{head}"] = shaken(build(own, TASK_TYPES.get(head), template=roberta)).eval()
     save_file(inputs(batch()), tmp_path / "features.safetensors")

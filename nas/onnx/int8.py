@@ -7,7 +7,7 @@ from typing import Any
 from distill.training.evaluation import EvalSet, split_batches
 from distill.training.measure import scores
 from foundation.files import scratch_folder
-from nas.export.onnx import OnnxModel, quiet
+from nas.onnx.model import OnnxModel, quiet
 
 
 def quantize(source: Path, target: Path) -> None:

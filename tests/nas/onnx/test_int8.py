@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nas.export.int8 import quantize
-from nas.export.onnx import OnnxModel, export_onnx, padded_batch, verify
+from nas.onnx.int8 import quantize
+from nas.onnx.model import OnnxModel, export_onnx, padded_batch, verify
 from search_spaces import FFN
 from tests import requirements
 from tests.distill.encoders.student.test_experts_in_model import make

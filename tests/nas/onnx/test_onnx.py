@@ -11,11 +11,10 @@ import torch
 
 from distill.encoders.student.ffn import EXPORTED_OPERATIONS
 from distill.tasks.types import TASK_TYPES
-from nas.export.checkpoint import ExportError
-from nas.export.onnx import OnnxModel, export_onnx, padded_batch, verify
+from nas.onnx.model import OnnxModel, export_onnx, padded_batch, verify
 from search_spaces import FFN, Architecture, Experts, FFNGraph
 from search_spaces.operations import BINARY, UNARY
-from supernet.build import build
+from supernet.build import ExportError, build
 from supernet.pruning import prune
 from tests import requirements
 from tests.commands import output_elsewhere

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from distill.encoders.family import family_of
 from distill.encoders.parts import model_inputs
 from distill.objectives.outputs import Batch
-from distill.tasks.types import TaskType
-from nas.export.checkpoint import ExportError, type_of_head
+from distill.tasks.types import TaskType, task_type_of
+from supernet.build import ExportError
 
 TOLERANCE = 1e-4
 # The sizes of the batches on which ONNX is compared with torch, as (sentences, tokens); 0 stands for the longest
@@ -36,17 +36,31 @@ def check_installed() -> None:
     del onnx, onnxruntime, onnxscript
 
 
+def version() -> str:
+    """The version of onnxruntime."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
 class _ByPosition(nn.Module):
     """A model with positional inputs and a tuple of outputs."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.names = type_of_head(model).outputs
+        self.names = _type_of(model).outputs
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         outputs = self.model(**dict(zip(family_of(self.model).inputs(self.model.config), inputs, strict=True)))
         return tuple(outputs[name] for name in self.names)
+
+
+def _type_of(model: PreTrainedModel) -> TaskType:
+    """The task type of a model with a head."""
+    task_type = task_type_of(model)
+    assert task_type is not None
+    return task_type
 
 
 def export_onnx(model: PreTrainedModel, path: Path) -> None:
@@ -69,7 +83,7 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
                 dynamo=True,
                 verbose=False,
                 input_names=list(batch),
-                output_names=list(type_of_head(model).outputs),
+                output_names=list(_type_of(model).outputs),
                 dynamic_shapes=((axes,) * len(batch),),
             )
             assert program is not None
@@ -116,14 +130,20 @@ def padded_batch(config: Any, sentences: int, tokens: int) -> Batch:
 
 
 class OnnxModel:
-    """An ONNX model in onnxruntime on the CPU, with as many threads as torch uses."""
+    """An ONNX model in onnxruntime on the CPU, with as many threads as torch uses.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        profiles: a folder in which onnxruntime writes how long each node takes.
+    """
+
+    def __init__(self, path: Path, profiles: Path | None = None) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
+        if profiles is not None:
+            options.enable_profiling, options.profile_file_prefix = True, str(profiles / path.stem)
         self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(self, batch: Batch) -> list[Tensor]:
@@ -145,7 +165,7 @@ def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
     Raises:
         ExportError: a difference exceeds `TOLERANCE`, absolute or relative to the logit, whichever is larger.
     """
-    known = type_of_head(model)
+    known = _type_of(model)
     largest = 0.0
     for sentences, tokens in SIZES:
         longest = family_of(model).positions(model.config)

@@ -1,0 +1,131 @@
+"""Measures latency tables of models in onnxruntime.
+
+Reference architectures are exported and measured part by part (`nas.latency.onnx`). The times of the steps are the
+solution of a regression that explains the times of the parts by what is in them. A map takes a time for each width, an
+operation one for itself and one for each channel.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+from scipy.optimize import nnls
+
+from distill.training.progress import ProgressCallback
+from foundation.files import scratch_folder
+from nas.latency.onnx import exported, onnx_latencies, parts, undisturbed
+from nas.latency.references import mixed_references, small_model, small_teacher, with_heads
+from nas.latency.settings import TableSettings
+from nas.latency.steps import GATED, attention_step, probed_graphs, step_names
+from nas.latency.table import LatencyTable
+from nas.latency.whole import example
+from search_spaces.architecture import Architecture
+from search_spaces.base import Base
+from search_spaces.layer import DENSE, FFN
+from search_spaces.operations import LINEAR
+
+# The references have at least this number of layers, and LAYERS_OF_WIDTH for each width.
+LAYERS, LAYERS_OF_WIDTH = 42, 5
+# What is in every model beside its layers: the embeddings, the mask before the first attention, and the head.
+BESIDE_LAYERS = ("embeddings", "mask", "head")
+# So little is added to the sum of squares of relative errors that it only decides what they leave open.
+RIDGE = 1e-4
+
+
+def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> LatencyTable:
+    """Measure a table.
+
+    Raises:
+        ValueError: there are experts, or the device is not "cpu".
+        TooBusy: the table would make no sense.
+    """
+    base_model, widths = settings.base_model, settings.probed_widths
+    if base_model.has_experts or any(experts != DENSE for experts in settings.experts):
+        raise ValueError(f"experts: {settings.runtime} has no latency table of experts")
+    if settings.device != "cpu":
+        raise ValueError(f"device: {settings.runtime} runs on the cpu, not on {settings.device}")
+    base = replace(base_model.base, inner=widths[-1])
+    batch = example(1, settings.batch, settings.tokens, "cpu")
+    base_model = replace(base_model, base=base)
+    layers = max(LAYERS, LAYERS_OF_WIDTH * len(widths))
+    architectures = mixed_references(base_model, widths, settings.measured_heads, layers)
+    # A model of few nodes, so that the times of nodes and of their recording differ in what they add up to.
+    narrow = base_model.with_ffns([FFN(GATED, 1, Fraction(min(widths), base.inner))] * base.depth)
+    narrow = replace(narrow, base=replace(base, depth=1), layers=narrow.layers[:1])
+    architectures.append(with_heads(narrow, settings.measured_heads[-1]))
+    with scratch_folder() as folder:
+        files = {"teacher": exported(small_teacher(settings.teacher), settings.runtime, folder, "teacher")}
+        for number, architecture in enumerate(architectures):
+            on_progress(f"latency: {settings.runtime} models", number / len(architectures))
+            model = small_model(architecture, settings.teacher)
+            files[f"{number}"] = exported(model, settings.runtime, folder, f"{number}")
+        on_progress("latency: whole models", None)
+        whole = [1e6 * latency.quiet for latency in onnx_latencies(files, batch).values()]
+        on_progress("latency: their parts", None)
+        teacher, *measured = undisturbed([parts(path, batch) for path in files.values()], whole)
+    times = solution([row for pair in zip(architectures, measured, strict=True) for row in rows(*pair)])
+    steps = {attention_step(heads): times[attention_step(heads)] for heads in settings.measured_heads}
+    for name in dense_steps(base, widths):
+        steps[name] = sum(times[term] * amount for term, amount in terms(name, base.mismatch).items())
+    beside = sum(times.get(name, 0) for name in BESIDE_LAYERS)
+    return settings.table({name: round(1e3 * time) for name, time in steps.items()}, beside, sum(teacher))
+
+
+def dense_steps(base: Base, widths: Sequence[int]) -> list[str]:
+    """The names of all steps of dense blocks of these inner widths."""
+    named = (name for graph in probed_graphs() for width in widths for name in step_names(graph, base, width))
+    return ["norm", *sorted(set(named))]
+
+
+def terms(step: str, mismatch: str) -> dict[str, int]:
+    """What the time of a step of a block depends on: a factor for each of the unknown times."""
+    op, *numbers = step.split()
+    if op == "norm":
+        return {step: 1}
+    widths = [int(number) for number in numbers]
+    if op in LINEAR:
+        # A `gate` is a map like `expand`.
+        return {f"{'expand' if op == 'gate' else op} {widths[0]}": 1}
+    computed = {op: 1, f"{op}, channels": min(widths)}
+    if len(widths) == 1:
+        return computed
+    return computed | {"mismatch": 1, "mismatch, channels": max(widths) if mismatch == "wide" else min(widths)}
+
+
+def rows(architecture: Architecture, times: Sequence[float]) -> Iterator[tuple[Mapping[str, float], float]]:
+    """For each part of a model what its time depends on, and the time."""
+    base, masked = architecture.base, False
+    contents: list[Counter[str]] = [Counter({"embeddings": 1})]
+    for layer in architecture.layers:
+        heads, ffn = layer.attention.heads, layer.ffn
+        contents.append(Counter({attention_step(heads): 1}))
+        if heads and not masked:
+            # onnxruntime computes the attention mask where it is first needed.
+            contents[-1]["mask"] = 1
+            masked = True
+        block: Counter[str] = Counter()
+        for name in ("norm", *step_names(ffn.graph, base, ffn.inner(base))):
+            block.update(terms(name, base.mismatch))
+        contents += [block] * ffn.stack
+    contents.append(Counter({"head": 1}))
+    if len(contents) != len(times):
+        raise RuntimeError(f"onnxruntime runs a model with {len(contents) - 2} LayerNorms as one with {len(times) - 2}")
+    yield from zip(contents, times, strict=True)
+
+
+def solution(equations: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
+    """The times, none of them below 0, that predict the sums of the equations with the least sum of squares of relative
+    errors.
+
+    Args:
+        equations: factors by the names of the times, and their sum.
+    """
+    names = sorted({name for factors, _ in equations for name in factors})
+    matrix = np.array([[factors.get(name, 0) / total for name in names] for factors, total in equations])
+    # Columns of one length, so that the ridge treats all alike.
+    lengths = np.linalg.norm(matrix, axis=0)
+    padded = np.vstack([matrix / lengths, RIDGE * np.eye(len(names))])
+    found, _ = nnls(padded, np.concatenate([np.ones(len(equations)), np.zeros(len(names))]))
+    return dict(zip(names, (found / lengths).tolist(), strict=True))

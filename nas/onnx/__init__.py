@@ -1,0 +1,1 @@
+"""ONNX models of students: export, int8, inference."""
