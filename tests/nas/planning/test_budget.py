@@ -208,7 +208,7 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
     assert limits_of(bound.config, bound, "cpu") == (macs, latency)
 
 
-@pytest.mark.parametrize(("runtime", "most"), [("onnx", 90), ("onnx-int8", 60)])
+@pytest.mark.parametrize(("runtime", "most"), [("onnx", 90), ("onnx-int8", 55)])
 def test_a_limit_on_the_file_is_that_of_its_form(runtime: str, most: int) -> None:
     config = load_config("demo-ffn", TABLE | {"space.max_size": f"{most}KB", "deployment.runtime": runtime})
     (limit,) = closed_limits(config, BASE, 4, cost.CLASSIFIER)
