@@ -23,8 +23,8 @@ STARTS = 3
 
 
 def neighbours(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
-    """Members of the space one step away, in random order: one layer differs in the size of its attention, in that of
-    its FFN or in one choice of its graph, or the head or the word embedding differs in its size.
+    """Members of the space one step away, in random order: one layer differs in its number of heads, in its other
+    sizes or in one choice of its graph, or the head or the word embedding differs in its size.
 
     A step that leaves the budget is repaired by changing one more such size, at a random second place, if one fits. For
     an architecture outside the space, the first neighbour is its nearest member, followed by that member's neighbours.
@@ -93,9 +93,9 @@ def _nearest_options(
 
 
 def is_step(one: Part, other: Part) -> bool:
-    """Whether two layers differ in either their attention or their FFN, or two other parts at all."""
-    if isinstance(one, Layer) and isinstance(other, Layer):
-        return (one.attention != other.attention) != (one.ffn != other.ffn)
+    """Whether two layers differ in either their number of heads or their other genes, or two other parts at all."""
+    if isinstance(one, Layer) and isinstance(other, Layer) and one.attention.heads != other.attention.heads:
+        return (one.attention.experts, one.ffn) == (other.attention.experts, other.ffn)
     return one != other
 
 

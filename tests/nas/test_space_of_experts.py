@@ -165,5 +165,7 @@ def test_limits_count_them() -> None:
 
 
 def test_limits_that_leave_nothing() -> None:
-    with pytest.raises(SpaceError, match=r"no architecture has 1 to 20,000 parameters: .* smaller stacks or fewer exp"):
+    with pytest.raises(
+        SpaceError, match=r"no architecture has 1 to 20,000 parameters: .* smaller stacks, or fewer heads or exp"
+    ):
         box(attention_experts=[4], max_params="20K", min_params=1)

@@ -98,7 +98,10 @@ def test_bisection_finds_the_last_that_passes(last: int | None) -> None:
         ({"keep.fraction": 0}, "keep.fraction: must be a fraction above 0 and at most 1, such as 99% or 0.99, not 0"),
         ({"keep.fraction": "most"}, "must be a fraction above 0 and at most 1, such as 99% or 0.99, not 'most'"),
         ({"keep.fraction": 0.9, "keep.cost": "energy"}, "keep.cost: Input should be 'params', 'macs' or 'latency'"),
-        ({"keep.fraction": 0.9, "space.max_params": "1M"}, "keep finds the smallest space.max_params that is enough"),
+        (
+            {"keep.fraction": 0.9, "keep.cost": "params", "space.max_params": "1M"},
+            "keep finds the smallest space.max_params that is enough",
+        ),
         ({"keep.fraction": 0.9, "space.min_params": 1000}, "keep finds the budget: leave out space.min_params"),
         ({"keep.fraction": 0.9, "stage1.confirm_seeds": 0}, "set stage1.confirm_seeds to at least 1"),
     ],
@@ -127,7 +130,7 @@ def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path:
     )
     assert main([*command, "--keep", "99%", "--goals", "score,beauty"]) == USER_ERROR
     assert "with --keep, give score,params; score,macs; or score,latency" in capsys.readouterr().err
-    assert main([*command, "--keep", "99%", "--max-params", "12M"]) == USER_ERROR
+    assert main([*command, "--keep", "99%", "--goals", "score,params", "--max-params", "12M"]) == USER_ERROR
     assert "keep finds the smallest space.max_params" in capsys.readouterr().err
 
 

@@ -212,7 +212,7 @@ def test_training_that_diverges_names_its_table(tiny_study: TinyStudy, table: st
         ({"hidden": -1.0}, "hidden=-1.0: a weight must be a finite number of at least 0"),
         ({"temperature": 0.0}, "temperature=0.0: must be"),
         (dict.fromkeys(("attention", "hidden", "embedding", "prediction"), 0.0), "efficientbert has nothing to learn"),
-        ({"name": "minimoe", "relation_heads": 5}, "relation_heads=5 must divide the student's width 32"),
+        ({"name": "minimoe", "relation_heads": 5}, "relation_heads=5 must divide the student's 32 channels"),
         ({"name": "minimoe", "relation": 0, "labels": 0}, "minimoe has nothing to learn from: all of its"),
         ({"name": "moebert", "layers": "some"}, "layers='some': choose one of all, alternate, last"),
     ],
