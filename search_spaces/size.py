@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from search_spaces import cost
 from search_spaces.base import Base
-from search_spaces.layer import Head, Layer
+from search_spaces.layer import Embedding, Head, Layer
+from search_spaces.limits import Limit
 
 FLOAT, SCALE_AND_ZERO = 4, 5
+INT8 = "onnx-int8"
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,22 @@ class Description:
 DESCRIPTIONS = {
     "torch": Description(1_000, 1_200, 700),
     "onnx": Description(10_500, 2_900, 900),
-    "onnx-int8": Description(13_500, 5_300, 2_200),
+    INT8: Description(13_500, 5_300, 2_200),
 }
 
 
-def embedding_bytes(base: Base, runtime: str) -> int:
-    """The bytes of the embeddings, which are the same for all architectures on a base."""
-    map_biases = 0 if base.embedding is None else base.width
-    weights = _bytes(cost.embedding_params(base), map_biases, 2 * base.width, runtime)
-    return weights + DESCRIPTIONS[runtime].model
+@dataclass(frozen=True)
+class EmbeddingBytes:
+    """The bytes of the embeddings."""
+
+    runtime: str
+
+    def __call__(self, base: Base, part: Embedding) -> int:
+        # The map of an embedding of smaller rank has no bias, but scales.
+        scales = (self.runtime == INT8) * (part.rank is not None) * SCALE_AND_ZERO * base.width
+        map_biases = 0 if base.embedding is None else base.width
+        weights = _bytes(cost.embedding_params(base, part), map_biases, 2 * base.width, self.runtime)
+        return weights + scales
 
 
 @dataclass(frozen=True)
@@ -80,4 +89,11 @@ def _bytes(params: int, biases: int, norms: int, runtime: str) -> int:
     """The bytes of so many parameters, of which `biases` are those of linear maps, one for each output channel."""
     kept = biases + norms
     int8 = params - kept + FLOAT * kept + SCALE_AND_ZERO * biases
-    return int8 if runtime == "onnx-int8" else FLOAT * params
+    return int8 if runtime == INT8 else FLOAT * params
+
+
+def size_limit(maximum: int, runtime: str, num_labels: int, head: cost.HeadCost) -> Limit:
+    """The limit on the bytes of the file in this form, of models with this head."""
+    fixed = DESCRIPTIONS[runtime].model
+    heads = HeadBytes(runtime, num_labels, head)
+    return Limit("size", fixed, LayerBytes(runtime), maximum, heads, EmbeddingBytes(runtime))

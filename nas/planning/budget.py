@@ -29,7 +29,7 @@ from search_spaces.counting import add
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import DENSE, FFN, Embedding, Head, Layer
 from search_spaces.limits import Limit
-from search_spaces.size import HeadBytes, LayerBytes, embedding_bytes
+from search_spaces.size import INT8, EmbeddingBytes, size_limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 from supernet.build import ExportError
 from supernet.order.importance import allocate_by_importance
@@ -71,8 +71,8 @@ class LayerLatency:
 def limits_of(
     config: StudyConfig, workspace: Workspace, device: str = "auto", on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Limit, ...]:
-    """The limits on costs other than parameters that the study bounds or minimizes: MACs, the size of the
-    file, and the latency on this device.
+    """The limits on costs other than parameters that the study bounds or minimizes: MACs, the size of the file,
+    and the latency on this device.
 
     Raises:
         ConfigError: the machine is too busy to measure on, or the embeddings alone are larger than the file may be.
@@ -113,16 +113,17 @@ def size_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
     maximum = config.space.max_size
     if maximum is None:
         return ()
-    runtime, smallest = config.deployment.runtime, "onnx-int8"
-    fixed = embedding_bytes(base, runtime)
-    limit = Limit("size", fixed, LayerBytes(runtime), maximum, HeadBytes(runtime, num_labels, head))
-    if fixed >= maximum:
-        int8 = f", or use --runtime {smallest} ({limit.in_words(embedding_bytes(base, smallest))})"
-        smaller = "" if runtime == smallest else int8
+    runtime = config.deployment.runtime
+    limit = size_limit(maximum, runtime, num_labels, head)
+    ranks = [Embedding(rank) for rank in config.space.genes().get("rank", (None,))]
+    taken, in_int8 = (min(EmbeddingBytes(form)(base, part) for part in ranks) for form in (runtime, INT8))
+    if taken >= maximum:
+        smaller = "" if runtime == INT8 else f", or use --runtime {INT8} ({limit.in_words(in_int8)})"
         raise ConfigError(
-            f"space.max_size: the embeddings alone take {limit.in_words(fixed)} of {limit.in_words(maximum)} "
-            f"({base.vocabulary:,} words, runtime {runtime}): raise it, take a teacher or base with "
-            f"a smaller vocabulary (python -m supernet.cut_vocabulary makes one of a teacher){smaller}"
+            f"space.max_size: the embeddings alone take {limit.in_words(taken)} of {limit.in_words(maximum)} "
+            f"({base.vocabulary:,} words, runtime {runtime}): raise it, take a teacher or base with a smaller "
+            "vocabulary (python -m supernet.cut_vocabulary makes one of a teacher), search smaller ranks "
+            f"(space.ranks){smaller}"
         )
     return (limit,)
 

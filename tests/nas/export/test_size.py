@@ -1,16 +1,17 @@
 """The closed form of a file's size against files that are written."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from nas.export.int8 import quantize
-from nas.export.onnx import export_onnx
 from safetensors.torch import save_file
 
+from nas.onnx.int8 import quantize
+from nas.onnx.model import export_onnx
 from search_spaces import FFN, Architecture, Base
 from search_spaces.cost import CLASSIFIER
-from search_spaces.layer import Attention, Experts, Layer
-from search_spaces.size import HeadBytes, LayerBytes, embedding_bytes
+from search_spaces.layer import FULL, Attention, Embedding, Experts, Layer
+from search_spaces.size import size_limit
 from supernet.build import build
 from tests import requirements
 from tests.nas.export.test_ordinary import HALF, NO_FFN
@@ -23,21 +24,21 @@ LAYERS = {
         Layer(Attention(0), FFN()),
         Layer(Attention(0), NO_FFN),
     ],
-    "experts": [Layer(Attention(4), FFN(experts=Experts(4)))] * 3,
+    "experts": [Layer(Attention(4), FFN(expansion=Fraction(1, 4), experts=Experts(4)))] * 3,
 }
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_estimates_are_within_two_percent(kind: str, tmp_path: Path) -> None:
     requirements.module("onnxruntime", "onnx")
-    architecture = Architecture(WIDE, tuple(LAYERS[kind]))
+    embedding = Embedding(48) if kind == "parts" else FULL
+    architecture = Architecture(WIDE, tuple(LAYERS[kind]), embedding=embedding)
     model = build(architecture, num_labels=3).eval()
     files = {runtime: tmp_path / runtime for runtime in ("torch", "onnx", "onnx-int8")}
     save_file(model.state_dict(), files["torch"])
     export_onnx(model, files["onnx"])
     quantize(files["onnx"], files["onnx-int8"])
     for runtime, file in files.items():
-        layers = sum(LayerBytes(runtime)(WIDE, layer) for layer in architecture.layers)
-        head = HeadBytes(runtime, 3, CLASSIFIER)(WIDE, architecture.head)
-        assert embedding_bytes(WIDE, runtime) + layers + head == pytest.approx(file.stat().st_size, rel=0.02), runtime
+        expected = size_limit(1, runtime, 3, CLASSIFIER).total(architecture)
+        assert expected == pytest.approx(file.stat().st_size, rel=0.02), runtime
     assert files["onnx-int8"].stat().st_size < 0.4 * files["onnx"].stat().st_size

@@ -15,6 +15,7 @@ from nas.planning.budget import (
     NO_LIMIT,
     budgeted_space,
     check_feasible,
+    closed_limits,
     globally_important,
     kept_importance,
     largest_uniform,
@@ -205,6 +206,20 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
     assert latency.total(architecture) == latency.fixed + 2 * latency.layer_cost(base, architecture.layers[0])
     # Measured once.
     assert limits_of(bound.config, bound, "cpu") == (macs, latency)
+
+
+@pytest.mark.parametrize(("runtime", "most"), [("onnx", 90), ("onnx-int8", 55)])
+def test_a_limit_on_the_file_is_that_of_its_form(runtime: str, most: int) -> None:
+    config = load_config("demo-ffn", TABLE | {"space.max_size": f"{most}KB", "deployment.runtime": runtime})
+    (limit,) = closed_limits(config, BASE, 4, cost.CLASSIFIER)
+    assert (limit.name, limit.maximum) == ("size", most * 1000)
+    space = box((limit,), max_params="1G", slack=1.0)
+    whole = Architecture.uniform(BASE)
+    uniform = largest_uniform(whole, 4, 10**9, (limit,))
+    totals = [limit.total(space.sample(random.Random(seed))) for seed in range(30)]
+    assert max(*totals, limit.total(uniform)) <= limit.maximum < limit.total(whole)
+    with pytest.raises(SpaceError, match=r"keeps to size 0\.05 MB: .*; raise max_size"):
+        box((replace(limit, maximum=50_000),), max_params="1G", slack=1.0)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)
