@@ -217,6 +217,10 @@ REFUSED: dict[str, list[object]] = {
     "stage3.refit_every": [2.5],
     "stage1": [3],
     "warmup.graphs": ["relu"],
+    "deployment.runtime": ["tflite", 3],
+    "deployment.threads": [0, "all", 1.5],
+    "deployment.batch": [0],
+    "deployment.tokens": [0],
 }
 
 

@@ -8,8 +8,10 @@ from fractions import Fraction
 import pytest
 import torch
 
+import nas.planning.budget
 from distill.tasks.types import TASK_TYPES
 from nas.config.load import load_config
+from nas.latency.settings import TableSettings
 from nas.planning.budget import (
     MOST_LABELS,
     NO_LIMIT,
@@ -19,6 +21,7 @@ from nas.planning.budget import (
     globally_important,
     kept_importance,
     largest_uniform,
+    latencies_of,
     limits_of,
 )
 from nas.preparation.workspace import Workspace
@@ -220,6 +223,30 @@ def test_a_limit_on_the_file_is_that_of_its_form(runtime: str, most: int) -> Non
     assert max(*totals, limit.total(uniform)) <= limit.maximum < limit.total(whole)
     with pytest.raises(SpaceError, match=r"keeps to size 0\.05 MB: .*; raise max_size"):
         box((replace(limit, maximum=50_000),), max_params="1G", slack=1.0)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "device", "expected"),
+    [
+        ({}, "cpu", ("torch", None, 1, 24, "cpu")),
+        ({}, "cuda", ("torch", None, 1, 24, "cuda")),
+        ({"threads": 1, "batch": 8, "tokens": 12}, "cpu", ("torch", 1, 8, 12, "cpu")),
+        ({"runtime": "onnx-int8", "threads": 2}, "cuda", ("onnx-int8", 2, 1, 24, "cpu")),
+    ],
+)
+def test_latencies_are_measured_as_students_will_run(
+    deployment: dict[str, object],
+    device: str,
+    expected: tuple[object, ...],
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[TableSettings] = []
+    monkeypatch.setattr(nas.planning.budget, "latency_table", lambda settings, *unused: asked.append(settings))
+    table = workspace.config.deployment.model_copy(update=deployment)
+    latencies_of(workspace.config.model_copy(update={"deployment": table}), workspace, device, lambda *unused: None)
+    (settings,) = asked
+    assert (settings.runtime, settings.threads, settings.batch, settings.tokens, settings.device) == expected
 
 
 @pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)

@@ -1,10 +1,14 @@
 """Mistakes that can be found without rows or weights end a search before anything is prepared."""
 
+import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from nas.config.load import load_config
+from nas.config.schema import ConfigError
+from nas.planning.budget import check_deployment
 from nas.preparation.workspace import base_of_study
 from nas.search.command import main
 from search_spaces import Architecture, Base
@@ -85,3 +89,34 @@ def test_a_start_on_another_base(refused: Refused, tmp_path: Path) -> None:
 )
 def test_servers_that_do_not_answer(refused: Refused, option: str, value: str, message: str) -> None:
     assert message in refused("--stage", "1", option, value)
+
+
+IN_ONNX = ("--stage", "1", "--max-latency", "0.5x", "--runtime", "onnx")
+
+
+def test_sentences_that_are_too_long_for_latencies(refused: Refused) -> None:
+    assert "deployment.tokens: the teacher has 32 positions, not 33" in refused("--stage", "1", "--tokens", "33")
+
+
+def test_experts_whose_latency_is_not_measured(refused: Refused, tmp_path: Path) -> None:
+    experts = "[space]", '[space]\nexperts = [{ count = 2, shared = "1/2" }]'
+    preset = refused.tiny_study.variant(tmp_path / "tiny.toml", experts)
+    message = refused(*IN_ONNX, "--preset", preset)
+    assert (
+        'space.experts: the latency of experts is only measured in torch: set deployment.runtime = "torch"' in message
+    )
+
+
+def test_onnx_that_is_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    message = refused(*IN_ONNX)
+    assert message.startswith("nas.search: deployment.runtime: ") and "pip install 'ffn-nas[onnx]'" in message
+
+
+def test_threads_of_a_gpu() -> None:
+    changes = {"space.max_latency": "0.5x", "deployment.threads": 2}
+    check_deployment(load_config("demo-ffn", changes), "cpu")
+    check_deployment(load_config("demo-ffn", {"deployment.threads": 2}), "cuda")  # nothing asks for latencies
+    check_deployment(load_config("demo-ffn", changes | {"deployment.threads": None}), "cuda")
+    with pytest.raises(ConfigError, match=r"deployment\.threads: no model on a GPU needs 2 threads: leave it out"):
+        check_deployment(load_config("demo-ffn", changes), "cuda")

@@ -183,6 +183,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "3", "--out", "nowhere"], "run --stage 2 first, or give --from ARCH.json"),
         (["--stage", "1", "--tasks", "word_order,wordorder"], "unknown task 'wordorder'; did you mean 'word_order'?"),
         (["--stage", "1", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["--stage", "1", "--runtime", "tflite"], "--runtime: Input should be 'torch', 'onnx' or 'onnx-int8'"),
+        (["--stage", "1", "--threads", "0"], "--threads: Input should be greater than or equal to 1"),
+        (["--stage", "1", "--batch", "-1"], "--batch: Input should be greater than or equal to 1"),
+        (["--stage", "1", "--tokens", "0"], "--tokens: Input should be greater than or equal to 1"),
     ],
 )
 def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,6 +240,8 @@ def test_folders_in_the_way(
     assert "unknown task 'libary'" in refused([*there, "--tasks", "libary"], capsys)
     other = refused([*there, "--trials", "9", "--resume"], capsys)
     assert "was created with another configuration (stage1.trials is 6 there and 9 here)" in other
+    other = refused([*there, "--runtime", "onnx", "--resume"], capsys)
+    assert "another configuration (deployment.runtime is 'torch' there and 'onnx' here)" in other
     assert trials_of(searched) == before
     assert "nothing to resume" in refused([*always, "--out", str(tmp_path), "--resume"], capsys)
     (tmp_path / "s").touch()
