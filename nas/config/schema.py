@@ -190,7 +190,7 @@ class StudyConfig(Table):
         dropout: of students, in training.
         seed: of everything random.
         mixed_precision: of all trainings and scores: "no" is float32, "bf16" has matrix products in bfloat16, and
-            "auto" is "bf16" on devices that compute in it natively. Latency is always measured in float32.
+            "auto" is "bf16" on devices that compute in it natively. Latency is not measured in bfloat16.
         space: the search space and the budget.
         deployment: how students will run, for their latency.
         objective: what students learn from the teacher.

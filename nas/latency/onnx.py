@@ -56,11 +56,19 @@ def exported(model: PreTrainedModel, runtime: str, folder: Path, name: str) -> P
     return folder / f"{name}-int8.onnx"
 
 
-def onnx_latencies(models: Mapping[str, Path], batch: Batch, rounds: int = WHOLE_ROUNDS) -> dict[str, Latency]:
+def onnx_latencies(
+    models: Mapping[str, Path],
+    batch: Batch,
+    rounds: int = WHOLE_ROUNDS,
+    profiled: Mapping[str, OnnxModel] | None = None,
+) -> dict[str, Latency]:
     """Time a pass of every model on `batch` in each of `rounds` rounds, as `nas.latency.whole.latencies` does.
 
     With one thread `quiet` is the lower quartile of the time that this thread had a processor, with several that of the
     passes: no pass can be cut into pieces without changing it.
+
+    Args:
+        profiled: for each model the same one, which makes two passes in each round, the first for the caches.
     """
     sessions = {name: OnnxModel(path) for name, path in models.items()}
     clocks: list[Callable[[], float]] = [time.perf_counter]
@@ -72,6 +80,9 @@ def onnx_latencies(models: Mapping[str, Path], batch: Batch, rounds: int = WHOLE
             begun = [clock() for clock in clocks]
             session.run(batch)
             passes[name].append([clock() - start for clock, start in zip(clocks, begun, strict=True)])
+            if profiled is not None:
+                profiled[name].run(batch)
+                profiled[name].run(batch)
     result = {}
     for name, seconds in passes.items():
         whole, busy = zip(*seconds, strict=True)
@@ -80,19 +91,28 @@ def onnx_latencies(models: Mapping[str, Path], batch: Batch, rounds: int = WHOLE
     return result
 
 
-def parts(path: Path, batch: Batch, rounds: int = WHOLE_ROUNDS) -> list[Part]:
-    """The parts of a model in their order: the embeddings, the attention and the blocks of each layer, and the head."""
+def onnx_parts(
+    models: Mapping[str, Path], batch: Batch, rounds: int = WHOLE_ROUNDS
+) -> dict[str, tuple[Latency, list[Part]]]:
+    """For each model the latency, and its parts in their order: the embeddings, the attention and the blocks of each
+    layer, and the head. Both are measured in the same rounds, so that other work on this machine disturbs both alike.
+    """
     with scratch_folder() as folder:
-        model = OnnxModel(path, folder)
-        for _ in bounded(rounds):
-            model.run(batch)
-        events = json.loads(Path(model.session.end_profiling()).read_text(encoding="utf-8"))
+        profiled = {name: OnnxModel(path, folder) for name, path in models.items()}
+        latencies = onnx_latencies(models, batch, rounds, profiled)
+        return {
+            name: (latencies[name], _parts(Path(session.session.end_profiling()))) for name, session in profiled.items()
+        }
+
+
+def _parts(profile: Path) -> list[Part]:
+    """The parts according to every second pass of a profile."""
+    events = json.loads(profile.read_text(encoding="utf-8"))
     nodes = sorted((event["ts"], event["dur"], event["args"]["op_name"]) for event in events if event["cat"] == "Node")
-    starts = [event["ts"] for event in events if event["name"] == "model_run"]
-    per_pass = np.split(np.arange(len(nodes)), np.searchsorted([begun for begun, *_ in nodes], sorted(starts)[1:]))
+    starts = sorted(event["ts"] for event in events if event["name"] == "model_run")
+    per_pass = np.split(np.arange(len(nodes)), np.searchsorted([begun for begun, *_ in nodes], starts[1:]))
     operations = [nodes[number][2] for number in per_pass[0]]
-    # The first pass allocates the memory.
-    durations = np.array([[nodes[number][1] for number in numbers] for numbers in per_pass[1:]])
+    durations = np.array([[nodes[number][1] for number in numbers] for numbers in per_pass[1::2]])
     quartiles = np.quantile(durations, 0.25, axis=0)
     ends = [place + 1 for place, operation in enumerate(operations) if "LayerNorm" in operation]
     return [Part(float(part.sum()), len(part)) for part in np.split(quartiles, ends)]

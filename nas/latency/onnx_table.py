@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 from distill.training.progress import ProgressCallback
 from foundation.files import scratch_folder
-from nas.latency.onnx import exported, onnx_latencies, parts, undisturbed
+from nas.latency.onnx import exported, onnx_parts, undisturbed
 from nas.latency.references import mixed_references, small_model, small_teacher, with_heads
 from nas.latency.settings import TableSettings
 from nas.latency.steps import GATED, attention_step, probed_graphs, step_names
@@ -61,10 +61,10 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
             on_progress(f"latency: {settings.runtime} models", number / len(architectures))
             model = small_model(architecture, settings.teacher)
             files[f"{number}"] = exported(model, settings.runtime, folder, f"{number}")
-        on_progress("latency: whole models", None)
-        whole = [1e6 * latency.quiet for latency in onnx_latencies(files, batch).values()]
-        on_progress("latency: their parts", None)
-        teacher, *measured = undisturbed([parts(path, batch) for path in files.values()], whole)
+        on_progress("latency: whole models and their parts", None)
+        found = onnx_parts(files, batch).values()
+    whole = [1e6 * latency.quiet for latency, _ in found]
+    teacher, *measured = undisturbed([parts for _, parts in found], whole)
     times = solution([row for pair in zip(architectures, measured, strict=True) for row in rows(*pair)])
     steps = {attention_step(heads): times[attention_step(heads)] for heads in settings.measured_heads}
     for name in dense_steps(base, widths):

@@ -16,7 +16,7 @@ from transformers import BertConfig
 
 import nas.latency.onnx_table
 from nas.latency.measure import latency_table, measure_whole
-from nas.latency.onnx import INT8, Part, exported, onnx_latencies, parts, undisturbed
+from nas.latency.onnx import INT8, Part, exported, onnx_latencies, onnx_parts, undisturbed
 from nas.latency.onnx_table import dense_steps, onnx_table, solution
 from nas.latency.references import mixed_references, small_model
 from nas.latency.settings import TableSettings
@@ -93,20 +93,18 @@ def fitted_table(request: pytest.FixtureRequest) -> Iterator[tuple[LatencyTable,
         models[folder / name] = true_parts(model, times) if isinstance(model, Architecture) else teacher
         return folder / name
 
-    def whole(files: Mapping[str, Path], batch: Any) -> dict[str, Latency]:
-        return {name: Latency(0, 0, 0, quiet=sum(models[path]) / 1e6) for name, path in files.items()}
-
-    def profiled(path: Path, batch: Any) -> list[Part]:
-        return [Part((time + OVERHEAD * NODES) / SCALE, NODES) for time in models[path]]
+    def measure(files: Mapping[str, Path], batch: Any) -> dict[str, tuple[Latency, list[Part]]]:
+        return {
+            name: (
+                Latency(0, 0, 0, quiet=sum(models[path]) / 1e6),
+                [Part((time + OVERHEAD * NODES) / SCALE, NODES) for time in models[path]],
+            )
+            for name, path in files.items()
+        }
 
     with pytest.MonkeyPatch.context() as patch:
         module = nas.latency.onnx_table
-        for name, function in {
-            "exported": export,
-            "small_model": pretend,
-            "onnx_latencies": whole,
-            "parts": profiled,
-        }.items():
+        for name, function in {"exported": export, "small_model": pretend, "onnx_parts": measure}.items():
             patch.setattr(module, name, function)
         settings = replace(SETTINGS, base_model=Architecture.uniform(base))
         yield onnx_table(settings, lambda what, fraction: None), times, base
@@ -191,7 +189,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_parts_of_a_model(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["model-int8.onnx"]
-    found = parts(path, example(1, 2, 5, "cpu"), rounds=3)
+    ((latency, found),) = onnx_parts({"model": path}, example(1, 2, 5, "cpu"), rounds=3).values()
+    assert 0 < latency.quiet < 60
     # The embeddings, the first layer's attention and its two blocks, the last layer's attention and block, the head.
     assert len(found) == 1 + 3 + 0 + 2 + 1
     assert all(part.microseconds > 0 and part.nodes > 0 for part in found)
