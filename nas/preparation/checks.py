@@ -51,7 +51,9 @@ def check(config: StudyConfig) -> None:
             if table := table_of(config, name):
                 objectives(config, settings_of(config, name), table.build(1), student_config, teacher)
                 if config.space.heads and name != "warmup":
-                    fewest = config_of(student.with_heads([min(config.space.heads)] * base.depth), template=teacher)
+                    # Some objectives compare the attention of the last layer alone.
+                    heads = [base.heads] * (base.depth - 1) + [min(config.space.heads)]
+                    fewest = config_of(student.with_heads(heads), template=teacher)
                     objectives(config, settings_of(config, name), table.build(1), fewest, teacher)
         objective_spec = OBJECTIVES[config.objective.name]
         if objective_spec.training_context is not None:
