@@ -27,7 +27,7 @@ CATALOGUE = {
     "leads": Benchmark("winners of searches against baselines, over seeds and budgets", "4 hours"),
     "evidence": Benchmark("signals that predict the score after full training", "4 hours"),
     "inheritance": Benchmark("orders of channels, and slices against compensation", "20 minutes"),
-    "pruning": Benchmark("compensated inheritance against Kwon et al. and K-prune", "1 hour"),
+    "pruning": Benchmark("compensated allocations against Kwon et al. and K-prune", "6 hours"),
     "recipes": Benchmark("every distillation objective on the same student, and ablations of mixtures", "2 hours"),
     "capacity_gap": Benchmark("one student of teachers of several sizes, with and without experts", "30 minutes"),
     "warmup": Benchmark("what the supernet's warm-up brings", "30 minutes"),

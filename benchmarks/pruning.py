@@ -4,10 +4,11 @@ MACs of the layers (linear maps and attention products of a sentence of the pres
 A budget n is an n-th of the teacher's MACs. Attention heads and FFN channels are pruned if the preset's heads vary,
 otherwise channels alone. The published methods prune the fine-tuned teacher with as many training rows as published,
 K-prune with both published weights of its second term. The others are compensated on the preset's calibration rows: the
-MILP allocation, which may give a layer any number of heads and a multiple of 1/96 of the channels, and the baselines of
-a search. All are scored on the whole dev split, untrained and after --steps steps of the candidates' training on the
-same batches. Differences are to the best of the published methods for each supernet, on the same rows; their standard
-errors cover the rows and, with several, the supernets. What the file of raw numbers has already is not measured again.
+MILP allocation, which may give a layer any number of heads and, beside the preset's expansions, any multiple of 1/64 of
+the channels, and the baselines of a search. All are scored on the whole dev split, untrained and after --steps steps of
+the candidates' training on the same batches. Differences are to the best of the published methods for each supernet, on
+the same rows; their standard errors cover the rows and, with several, the supernets. What the file of raw numbers has
+already is not measured again.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -30,7 +31,7 @@ from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.allocation import PredictedLosses, allocate, fewest_layers
-from nas.planning.budget import ffn_of_width, globally_important, uniform_slice
+from nas.planning.budget import globally_important, uniform_slice
 from nas.planning.finalists import ALLOCATED, FEWER_LAYERS, GLOBAL, UNIFORM
 from nas.preparation.prepare import prepare
 from nas.study.contributions import decode, encode, paired_lead
@@ -45,8 +46,9 @@ PUBLISHED: dict[str, Callable[[Teacher, int], PreTrainedModel]] = {
     **{f"K-prune, {weight:g}": partial(k_prune, weight=weight) for weight in WEIGHTS},
 }
 OURS = "compensated, "
-# How finely the MILP allocation divides the channels of a layer.
-PARTS = 96
+# How finely the MILP allocation divides the channels of a layer. As predicted losses end with the space's largest
+# expansion, the preset's may be too few for mild budgets.
+PARTS = 64
 Row = dict[str, Any]
 
 
@@ -61,7 +63,10 @@ class Pruned:
 
     def __init__(self, options: Namespace, seed: int) -> None:
         self.options, self.seed = options, seed
-        self.config = load_config(options.preset, {"seed": seed})
+        preset = load_config(options.preset).space.expansions
+        expansions = {*preset, *(Fraction(number, PARTS) for number in range(1, PARTS + 1))}
+        changes = {"seed": seed, "space.expansions": [str(expansion) for expansion in sorted(expansions)]}
+        self.config = load_config(options.preset, changes)
         self.workspace = prepare(self.config, outputs=False)
         if self.workspace.compensation is None:
             raise BenchmarkError(f"{options.preset}: supernet.inheritance is sliced: give a preset with compensated")
@@ -132,11 +137,7 @@ class Pruned:
     def space(self, limit: int) -> Space:
         """Everything within the limit on MACs, and no other."""
         base, config = self.base, self.config
-        widths = sorted({-(-base.inner * number // PARTS) for number in range(1, PARTS + 1)})
-        genes = config.space.genes() | {
-            "stack": (0, 1) if 0 in config.space.stacks else (1,),
-            "expansion": tuple(ffn_of_width(base, self.graph, width).expansion for width in widths),
-        }
+        genes = config.space.genes() | {"stack": (0, 1) if 0 in config.space.stacks else (1,)}
         if config.space.varies_heads:
             genes["heads"] = tuple(range(base.heads + 1))
         num_labels, head = self.workspace.num_labels, self.workspace.folders.task.type.head
