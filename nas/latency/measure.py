@@ -111,4 +111,4 @@ def _in_onnx(
         }
         if teacher is not None:
             files["teacher"] = exported(small_teacher(teacher), table.runtime, folder, "teacher")
-        return onnx_latencies(files, example(1, table.batch, table.tokens, "cpu"), rounds)
+        return onnx_latencies(files, table.batch, table.tokens, rounds)

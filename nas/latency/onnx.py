@@ -11,8 +11,10 @@ where `scale` and `overhead` are fitted to passes that are not profiled.
 """
 
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
@@ -21,15 +23,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from distill.objectives.outputs import Batch
 from foundation.files import scratch_folder
-from nas.latency.steps import bounded, lower_quartile
+from nas.latency import onnx_passes
+from nas.latency.steps import lower_quartile
 from nas.latency.whole import WHOLE_ROUNDS, Latency, TooBusy
 from nas.onnx.int8 import quantize
-from nas.onnx.model import OnnxModel, export_onnx
+from nas.onnx.model import export_onnx
 
 INT8 = "onnx-int8"
 RUNTIMES = ("onnx", INT8)
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -57,52 +60,63 @@ def exported(model: PreTrainedModel, runtime: str, folder: Path, name: str) -> P
 
 
 def onnx_latencies(
-    models: Mapping[str, Path],
-    batch: Batch,
-    rounds: int = WHOLE_ROUNDS,
-    profiled: Mapping[str, OnnxModel] | None = None,
+    models: Mapping[str, Path], batch: int, tokens: int, rounds: int = WHOLE_ROUNDS
 ) -> dict[str, Latency]:
-    """Time a pass of every model on `batch` in each of `rounds` rounds, as `nas.latency.whole.latencies` does.
+    """Time a pass of every model in each of `rounds` rounds, as `nas.latency.whole.latencies` does.
 
     With one thread `quiet` is the lower quartile of the time that this thread had a processor, with several that of the
     passes: no pass can be cut into pieces without changing it.
 
     Args:
-        profiled: for each model the same one, which makes two passes in each round, the first for the caches.
+        batch, tokens: the number of sentences, without padding, and the number of tokens of each.
     """
-    sessions = {name: OnnxModel(path) for name, path in models.items()}
-    clocks: list[Callable[[], float]] = [time.perf_counter]
-    clocks.append(time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
-    passes: dict[str, list[list[float]]] = {name: [] for name in models}
-    for _ in bounded(rounds):
-        for name, session in sessions.items():
-            session.run(batch)
-            begun = [clock() for clock in clocks]
-            session.run(batch)
-            passes[name].append([clock() - start for clock, start in zip(clocks, begun, strict=True)])
-            if profiled is not None:
-                profiled[name].run(batch)
-                profiled[name].run(batch)
-    result = {}
-    for name, seconds in passes.items():
-        whole, busy = zip(*seconds, strict=True)
-        lower, middle, upper = quantiles(whole, n=4)
-        result[name] = Latency(lower, middle, upper, quiet=lower_quartile(busy))
-    return result
+    return {name: _latency(seconds) for name, seconds in _passes(models, batch, tokens, rounds).items()}
 
 
 def onnx_parts(
-    models: Mapping[str, Path], batch: Batch, rounds: int = WHOLE_ROUNDS
+    models: Mapping[str, Path], batch: int, tokens: int, rounds: int = WHOLE_ROUNDS
 ) -> dict[str, tuple[Latency, list[Part]]]:
     """For each model the latency, and its parts in their order: the embeddings, the attention and the blocks of each
     layer, and the head. Both are measured in the same rounds, so that other work on this machine disturbs both alike.
     """
     with scratch_folder() as folder:
-        profiled = {name: OnnxModel(path, folder) for name, path in models.items()}
-        latencies = onnx_latencies(models, batch, rounds, profiled)
-        return {
-            name: (latencies[name], _parts(Path(session.session.end_profiling()))) for name, session in profiled.items()
-        }
+        passes = _passes(models, batch, tokens, rounds, folder)
+        profiles = {name: next(folder.glob(f"{path.stem}_*.json")) for name, path in models.items()}
+        return {name: (_latency(seconds), _parts(profiles[name])) for name, seconds in passes.items()}
+
+
+def _passes(
+    models: Mapping[str, Path], batch: int, tokens: int, rounds: int, profiles: Path | None = None
+) -> dict[str, list[list[float]]]:
+    """What `nas.latency.onnx_passes` measures in a new process: in the memory of one that has exported models, others
+    run up to a twentieth slower.
+    """
+    request = {
+        "models": {name: str(path) for name, path in models.items()},
+        "batch": batch,
+        "tokens": tokens,
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+        "profiles": profiles and str(profiles),
+    }
+    finished = subprocess.run(
+        [sys.executable, "-m", onnx_passes.__name__],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(PROJECT), *sys.path])},
+    )
+    if finished.returncode != 0:
+        raise RuntimeError(f"the models cannot be measured in onnxruntime: {finished.stderr}")
+    result: dict[str, list[list[float]]] = json.loads(finished.stdout)
+    return result
+
+
+def _latency(passes: Sequence[Sequence[float]]) -> Latency:
+    """The latency that follows from the seconds of every pass, and from those that the processor spent on it."""
+    whole, busy = zip(*passes, strict=True)
+    lower, middle, upper = quantiles(whole, n=4)
+    return Latency(lower, middle, upper, quiet=lower_quartile(busy))
 
 
 def _parts(profile: Path) -> list[Part]:

@@ -20,7 +20,6 @@ from nas.latency.references import mixed_references, small_model, small_teacher,
 from nas.latency.settings import TableSettings
 from nas.latency.steps import GATED, attention_step, probed_graphs, step_names
 from nas.latency.table import LatencyTable
-from nas.latency.whole import example
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.layer import DENSE, FFN
@@ -47,7 +46,6 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
     if settings.device != "cpu":
         raise ValueError(f"device: {settings.runtime} runs on the cpu, not on {settings.device}")
     base = replace(base_model.base, inner=widths[-1])
-    batch = example(1, settings.batch, settings.tokens, "cpu")
     base_model = replace(base_model, base=base)
     layers = max(LAYERS, LAYERS_OF_WIDTH * len(widths))
     architectures = mixed_references(base_model, widths, settings.measured_heads, layers)
@@ -62,7 +60,7 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
             model = small_model(architecture, settings.teacher)
             files[f"{number}"] = exported(model, settings.runtime, folder, f"{number}")
         on_progress("latency: whole models and their parts", None)
-        found = onnx_parts(files, batch).values()
+        found = onnx_parts(files, settings.batch, settings.tokens).values()
     whole = [1e6 * latency.quiet for latency, _ in found]
     teacher, *measured = undisturbed([parts for _, parts in found], whole)
     times = solution([row for pair in zip(architectures, measured, strict=True) for row in rows(*pair)])

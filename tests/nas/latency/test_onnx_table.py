@@ -22,7 +22,7 @@ from nas.latency.references import mixed_references, small_model
 from nas.latency.settings import TableSettings
 from nas.latency.steps import step_names
 from nas.latency.table import LatencyTable
-from nas.latency.whole import Latency, TooBusy, example
+from nas.latency.whole import Latency, TooBusy
 from search_spaces import FFN, GELU, Architecture, Experts, FFNGraph
 from search_spaces.layer import Attention, Layer
 from tests import requirements
@@ -93,7 +93,7 @@ def fitted_table(request: pytest.FixtureRequest) -> Iterator[tuple[LatencyTable,
         models[folder / name] = true_parts(model, times) if isinstance(model, Architecture) else teacher
         return folder / name
 
-    def measure(files: Mapping[str, Path], batch: Any) -> dict[str, tuple[Latency, list[Part]]]:
+    def measure(files: Mapping[str, Path], batch: int, tokens: int) -> dict[str, tuple[Latency, list[Part]]]:
         return {
             name: (
                 Latency(0, 0, 0, quiet=sum(models[path]) / 1e6),
@@ -189,7 +189,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_parts_of_a_model(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["model-int8.onnx"]
-    ((latency, found),) = onnx_parts({"model": path}, example(1, 2, 5, "cpu"), rounds=3).values()
+    ((latency, found),) = onnx_parts({"model": path}, batch=2, tokens=5, rounds=3).values()
     assert 0 < latency.quiet < 60
     # The embeddings, the first layer's attention and its two blocks, the last layer's attention and block, the head.
     assert len(found) == 1 + 3 + 0 + 2 + 1
@@ -198,7 +198,7 @@ def test_the_parts_of_a_model(path: Path) -> None:
 
 
 def test_quartiles_of_onnx_models(path: Path) -> None:
-    found = onnx_latencies({"one": path, "two": path}, example(1, 1, 5, "cpu"), rounds=4)
+    found = onnx_latencies({"one": path, "two": path}, batch=1, tokens=5, rounds=4)
     assert list(found) == ["one", "two"]
     for latency in found.values():
         assert 0 < latency.lower <= latency.median <= latency.upper < 60 and 0 < latency.quiet < 60
