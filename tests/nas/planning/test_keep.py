@@ -138,7 +138,8 @@ def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path:
 def kept_study(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a search that keeps nine tenths of the score."""
     out = tmp_path_factory.mktemp("kept")
-    result = shared_study.run(*shared_study.search(out, "--study", "s", "--keep", "90%", "--workers", "1"))
+    goals = ("--goals", "score,params", "--keep", "90%")
+    result = shared_study.run(*shared_study.search(out, "--study", "s", *goals, "--workers", "1"))
     assert (result.returncode, result.stderr) == (0, "")
     assert (
         "budget: " in result.stdout
