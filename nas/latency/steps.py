@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from distill.cpu.allocator import keep_freed_memory
 from distill.encoders.family import family_of
 from distill.encoders.parts import encoder_layers
 from distill.encoders.student.dispatch import Tokens, put, take, weighted
@@ -104,12 +105,13 @@ def step_times(
     batch: Batch,
 ) -> dict[str, float]:
     """Measure every attention, and every step of a block at each of these inner widths, in seconds, by its name in
-    `LatencyTable`.
+    `LatencyTable`. The process keeps freed memory from now on, see `nas.latency.whole.latencies`.
 
     Args:
         host: the model in whose layers the steps are measured.
         attentions: the attentions of its layers, the lowest first, by their number of heads.
     """
+    keep_freed_memory()
     seconds: dict[str, list[float]] = defaultdict(list)
     timed = partial(_timed, seconds, batch["input_ids"].is_cuda)
     steps = _steps(host, base, widths)

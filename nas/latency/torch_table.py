@@ -27,8 +27,8 @@ from search_spaces.architecture import Architecture
 from search_spaces.layer import FFN
 from supernet.build import build
 
-# The number of random architectures that are measured as a whole to fit a table.
-REFERENCES = 12
+# The number of random architectures that are measured as a whole to fit a table, and of the rounds.
+REFERENCES, ROUNDS = 12, 60
 
 
 def torch_table(settings: TableSettings, on_progress: ProgressCallback) -> LatencyTable:
@@ -60,7 +60,7 @@ def torch_table(settings: TableSettings, on_progress: ProgressCallback) -> Laten
     for number, architecture in enumerate(architectures):
         models[f"{number}"] = _sharing(host, attentions, architecture)
     on_progress("latency: whole models", None)
-    teacher_time, *whole = (1e6 * latency.quiet for latency in latencies(models, batch).values())
+    teacher_time, *whole = (1e6 * latency.quiet for latency in latencies(models, batch, ROUNDS).values())
     sums = settings.table(nanoseconds)
     of_attentions = [
         sum(sums.attention(layer.attention) for layer in architecture.layers) for architecture in architectures

@@ -13,6 +13,7 @@ from statistics import quantiles
 import torch
 from torch import nn
 
+from distill.cpu.allocator import keep_freed_memory
 from distill.encoders.parts import model_inputs
 from distill.encoders.student.expert_linear import ExpertLinear
 from distill.objectives.outputs import Batch
@@ -44,8 +45,10 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
     """Time a float32 forward pass of every model on `batch` in each of `rounds` rounds (fewer if they take too long).
 
     In each round a model runs twice and the second pass is timed: the first one refills the processor's caches, which
-    the other models have used in the meantime.
+    the other models have used in the meantime. The process keeps freed memory from now on, as in training: otherwise
+    FFNs take up to a tenth longer or not, depending on what else is in the heap.
     """
+    keep_freed_memory()
     inputs = {name: model_inputs(model, batch) for name, model in models.items()}
     cuda = batch["input_ids"].is_cuda
     cuts: list[float] = []
