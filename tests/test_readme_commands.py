@@ -54,7 +54,7 @@ def test_the_first_commands(tmp_path: Path) -> None:
     where = run("python -c 'import nas, sys; print(nas.__file__, sys.prefix)'")
     assert str(environment) in where
     output = run(f"{search} --preset reduced.toml --study demo")
-    assert "4/4" in output
+    assert " 5/5 " in output  # the candidates of stage 3
     assert "next: ffn-train-final results/demo/architecture.json" in output
     assert "wrote results/demo/final" in run(final)
     (snippet,) = blocks("python")
