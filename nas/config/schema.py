@@ -333,6 +333,17 @@ class StudyConfig(Table):
         return self
 
     @model_validator(mode="after")
+    def _allocations_can_be_corrected(self) -> "StudyConfig":
+        for name in ("stage1", "stage2", "stage3"):
+            stage = getattr(self, name)
+            if stage.sampler == "milp" and (stage.score, self.supernet.inheritance) != ("fidelity", "compensated"):
+                raise ValueError(
+                    f"{name}.sampler: milp learns from the fidelity of compensated candidates: set {name}.score = "
+                    '"fidelity" and supernet.inheritance = "compensated", or choose another sampler'
+                )
+        return self
+
+    @model_validator(mode="after")
     def _one_shot_settings_are_used(self) -> "StudyConfig":
         given = {
             "sandwich": self.one_shot.sandwich,

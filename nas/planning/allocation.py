@@ -80,10 +80,23 @@ class PredictedLosses:
         return 0.0 if embedding == FULL or not self.ranks else float(self.ranks[0][embedding.rank])
 
     def of(self, architecture: Architecture) -> float:
-        """The predicted loss of an architecture: the sum over its layers and its word embedding."""
-        return self.of_embedding(architecture.embedding) + sum(
-            self.of_attention(number, layer.attention) + self.of_ffn(number, layer.ffn)
-            for number, layer in enumerate(architecture.layers)
+        """The predicted loss of an architecture: the sum over its parts."""
+        return float(self.of_parts(architecture).sum())
+
+    def of_parts(self, architecture: Architecture) -> np.ndarray:
+        """The predicted losses of an architecture's FFNs, attentions and word embedding (2 * depth + 1,)."""
+        ffns = [self.of_ffn(number, ffn) for number, ffn in enumerate(architecture.ffns)]
+        attentions = [self.of_attention(number, layer.attention) for number, layer in enumerate(architecture.layers)]
+        return np.array([*ffns, *attentions, self.of_embedding(architecture.embedding)])
+
+    def weighted(self, weights: np.ndarray) -> "PredictedLosses":
+        """With the losses of each part, as `of_parts` has them, multiplied by its weight (2 * depth + 1,)."""
+        ffns, attentions, rest = np.split(weights, [self.base.depth, 2 * self.base.depth])
+        return replace(
+            self,
+            losses={op: [*map(np.multiply, ffns, of_layers)] for op, of_layers in self.losses.items()},
+            heads=[*map(np.multiply, attentions, self.heads)],
+            ranks=[*map(np.multiply, rest, self.ranks)],
         )
 
 

@@ -5,10 +5,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.stages import StageTable
-from nas.planning.allocation import PredictedLosses, allocations, fewest_layers
+from nas.planning.allocation import PredictedLosses, allocate, allocations, fewest_layers
 from nas.planning.budget import (
     base_model,
     budgeted_space,
@@ -28,7 +29,7 @@ from nas.planning.finalists import (
 )
 from nas.preparation.checks import check
 from nas.preparation.workspace import Workspace, base_of_study
-from nas.samplers import SAMPLERS, Proposer
+from nas.samplers import SAMPLERS, Proposer, WeightedAllocation
 from nas.study.folder import Folder
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
@@ -240,13 +241,17 @@ def sampler_of(plan: Plan, workspace: Workspace, seed: int | None = None) -> Pro
     Args:
         seed: by default the study's.
     """
+    make: Callable[..., Proposer] = SAMPLERS[plan.table.sampler]
+    settings: dict[str, Any] = plan.table.sampler_settings()
     if workspace.compensation is None:
         proxy = kept_importance(workspace.importance())
     else:
         losses = PredictedLosses.load(workspace.compensation.predictions, *workspace.base())
         proxy = lru_cache(8192)(lambda architecture: -losses.of(architecture))
-    make: Callable[..., Proposer] = SAMPLERS[plan.table.sampler]
+        if make is WeightedAllocation:
+            settings["losses"] = losses.of_parts
+            settings["allocate"] = lambda weights: allocate(plan.space, losses.weighted(weights))
     seed = workspace.config.seed if seed is None else seed
-    sampler = make(plan.space, seed, proxy, **plan.table.sampler_settings())
+    sampler = make(plan.space, seed, proxy, **settings)
     sampler.before = len(plan.references)
     return sampler

@@ -4,6 +4,7 @@ from nas.samplers.evolution import Evolution
 from nas.samplers.lanas import LaNAS
 from nas.samplers.lanas_published import PublishedLaNAS
 from nas.samplers.local import LocalSearch
+from nas.samplers.milp import WeightedAllocation
 from nas.samplers.nsga2 import NSGA2
 from nas.samplers.proposer import Proposer, SamplerError, ZeroCostProxy
 from nas.samplers.random import RandomSampler
@@ -12,6 +13,7 @@ from nas.samplers.tpe import TPE
 SAMPLERS: dict[str, type[Proposer]] = {
     "lanas": LaNAS,
     "lanas-published": PublishedLaNAS,
+    "milp": WeightedAllocation,
     "evolution": Evolution,
     "local": LocalSearch,
     "random": RandomSampler,
@@ -19,4 +21,4 @@ SAMPLERS: dict[str, type[Proposer]] = {
     "nsga2": NSGA2,
 }
 
-__all__ = ["SAMPLERS", "Proposer", "SamplerError", "ZeroCostProxy"]
+__all__ = ["SAMPLERS", "Proposer", "SamplerError", "WeightedAllocation", "ZeroCostProxy"]

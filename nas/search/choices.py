@@ -8,8 +8,9 @@ from nas.config.load import preset_text, presets
 
 # The keys of `nas.samplers.SAMPLERS`.
 SAMPLERS = {
-    "lanas": "a tree of classifiers, learned from the scores, tells good regions from bad ones (the default)",
+    "lanas": "a tree of classifiers, learned from the scores, tells good regions from bad ones",
     "lanas-published": "LaNAS as published: regressions of the score split the space; draws from the best region",
+    "milp": "MILP allocations with weights learned from the scores, and neighbors of the best one (the demo)",
     "evolution": "regularized evolution: mutates the best of a random few, and forgets the oldest",
     "local": "local search: changes one gene of the best architecture at a time, with restarts",
     "random": "draws uniformly from the architectures within the budget",

@@ -1,5 +1,6 @@
 """The integer programme against enumeration, and the predicted losses that it works on."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -94,6 +95,22 @@ def test_the_rank_of_the_word_embedding_is_allocated_too(seed: int) -> None:
     for one, other in combinations(best, 2):
         own, theirs = ((*one.ffns, one.embedding) for one in (one, other))
         assert sum(mine != yours for mine, yours in zip(own, theirs, strict=True)) >= 2
+
+
+def test_weighted_losses() -> None:
+    """Each part has its own weight, and the allocation follows the weights."""
+    rng = np.random.default_rng(3)
+    table = replace(losses(), heads=[np.linspace(1, 0, 5)] * 3, ranks=[np.linspace(1, 0, BASE.width + 1)])
+    within = space(heads=(0, 2, 4), rank=(4, None, 20))
+    weights = rng.uniform(0.5, 2, 7)
+    for architecture in (within.sample(random.Random(seed)) for seed in range(5)):
+        parts = table.of_parts(architecture)
+        assert parts.sum() == pytest.approx(table.of(architecture)) and (parts > 0).sum() > 2
+        assert table.weighted(weights).of_parts(architecture) == pytest.approx(weights * parts)
+    lower = allocate(within, table.weighted(np.array([9, 1, 1, 1, 1, 1, 1])))
+    upper = allocate(within, table.weighted(np.array([1, 1, 9, 1, 1, 1, 1])))
+    assert lower is not None and upper is not None
+    assert lower.ffns[0].expansion > upper.ffns[0].expansion and lower.ffns[2].expansion < upper.ffns[2].expansion
 
 
 def test_fewer_layers_keep_all_words() -> None:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nas.config.load import load_config
@@ -18,6 +19,7 @@ from nas.planning.finalists import ALLOCATED, BASELINES, FEWER_LAYERS, GLOBAL
 from nas.planning.stages import check_start, plan, sampler_of
 from nas.preparation.one_shot import architectures_of_a_step, extremes
 from nas.preparation.workspace import Workspace
+from nas.samplers import WeightedAllocation
 from nas.search.command import main
 from nas.study.description import Parameters
 from search_spaces import FFN, GELU, Architecture, Attention, Layer, Space, cost
@@ -207,3 +209,20 @@ def test_a_dry_run_shows_them_once_they_are_known(
     assert dry_run(preset, tmp_path / "out") == 0
     printed = capsys.readouterr().out
     assert re.search(rf"{FEWER_LAYERS} +[\d,]+ +[\d,]+ +yes", printed) and "after the supernet" not in printed
+
+
+def test_a_sampler_that_corrects_allocations(with_heads: Workspace, tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """With weights of 1 its allocation is that of the baselines."""
+    stage = {"evaluation": "untrained", "score": "fidelity", "sampler": "milp"}
+    table = with_heads.config.stage1.model_copy(update=stage)
+    made = plan(with_heads.config.model_copy(update={"stage1": table}), with_heads, "1", None, ())
+    sampler = sampler_of(made, with_heads)
+    assert isinstance(sampler, WeightedAllocation) and sampler.allocate is not None and sampler.losses is not None
+    (allocation,) = [architecture for architecture, origin, _ in made.baselines if origin == ALLOCATED[0]]
+    depth = allocation.base.depth
+    assert sampler.allocate(np.ones(2 * depth + 1)) == allocation
+    assert sampler.losses(allocation).shape == (2 * depth + 1,)
+    preset = tmp_path / "tiny.toml"
+    preset.write_text(f'extends = "{tiny_study.preset}"\nstage1 = {{sampler = "milp", evaluation = "untrained"}}\n')
+    with pytest.raises(ConfigError, match=r"stage1\.sampler: milp learns from the fidelity of compensated candidates"):
+        load_config(str(preset))
