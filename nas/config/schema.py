@@ -316,7 +316,7 @@ class StudyConfig(Table):
         if self.stage3.evaluation == "trained" and len(self.tasks) > 1:
             raise ValueError("stage3.evaluation: candidates are trained on one task only; use untrained or one_shot")
         if self.space.ranks is not None and "one_shot" in (self.stage3.evaluation, self.final.start):
-            raise ValueError("space.ranks: the one-shot supernet has words of full rank only: leave out one of the two")
+            raise ValueError("space.ranks: the one-shot supernet only has the full rank: leave out one of the two")
         return self
 
     @model_validator(mode="after")

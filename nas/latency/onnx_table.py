@@ -1,8 +1,8 @@
 """Measures latency tables of models in onnxruntime.
 
 Reference architectures are exported and measured part by part (`nas.latency.onnx`). The times of the steps are the
-solution of a regression that explains the times of the parts by what is in them. A map takes a time for each width, an
-operation one for itself and one for each channel.
+solution of a regression that explains the times of the parts by what is in them. The unknowns are one time per width
+for each linear layer, and for every other operation a constant and a time per channel.
 """
 
 from collections import Counter
@@ -27,9 +27,9 @@ from search_spaces.operations import LINEAR
 
 # The references have at least this number of layers, and LAYERS_OF_WIDTH for each width.
 LAYERS, LAYERS_OF_WIDTH = 42, 5
-# What is in every model beside its layers: the embeddings, the mask before the first attention, and the head.
+# What every model has beside its layers: the embeddings, the mask before the first attention, the prediction head.
 BESIDE_LAYERS = ("embeddings", "mask", "head")
-# So little is added to the sum of squares of relative errors that it only decides what they leave open.
+# A ridge so weak that it only settles what the data leave undetermined.
 RIDGE = 1e-4
 
 
@@ -63,7 +63,7 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
         found = onnx_parts(files, settings.batch, settings.tokens).values()
     whole = [1e6 * latency.quiet for latency, _ in found]
     teacher, *measured = undisturbed([parts for _, parts in found], whole)
-    times = solution([row for pair in zip(architectures, measured, strict=True) for row in rows(*pair)])
+    times = solution([equation for pair in zip(architectures, measured, strict=True) for equation in equations(*pair)])
     steps = {attention_step(heads): times[attention_step(heads)] for heads in settings.measured_heads}
     for name in dense_steps(base, widths):
         steps[name] = sum(times[term] * amount for term, amount in terms(name, base.mismatch).items())
@@ -84,7 +84,7 @@ def terms(step: str, mismatch: str) -> dict[str, int]:
         return {step: 1}
     widths = [int(number) for number in numbers]
     if op in LINEAR:
-        # A `gate` is a map like `expand`.
+        # A `gate` is a linear layer like `expand`.
         return {f"{'expand' if op == 'gate' else op} {widths[0]}": 1}
     computed = {op: 1, f"{op}, channels": min(widths)}
     if len(widths) == 1:
@@ -92,8 +92,8 @@ def terms(step: str, mismatch: str) -> dict[str, int]:
     return computed | {"mismatch": 1, "mismatch, channels": max(widths) if mismatch == "wide" else min(widths)}
 
 
-def rows(architecture: Architecture, times: Sequence[float]) -> Iterator[tuple[Mapping[str, float], float]]:
-    """For each part of a model what its time depends on, and the time."""
+def equations(architecture: Architecture, times: Sequence[float]) -> Iterator[tuple[Mapping[str, float], float]]:
+    """An equation for each part of a model: factors by the names of the unknown times, and the time of the part."""
     base, masked = architecture.base, False
     contents: list[Counter[str]] = [Counter({"embeddings": 1})]
     for layer in architecture.layers:

@@ -24,7 +24,7 @@ from supernet.build import added_operations
 FORMAT = 5
 TORCH = "torch"
 RUNTIMES = (TORCH, *ONNX_RUNTIMES)
-# At most this many numbers of heads are measured, and 0; latencies of others are interpolated.
+# At most this many numbers of heads above 0 are measured; latencies of others are interpolated.
 MOST_HEADS = 6
 
 
@@ -33,13 +33,13 @@ class TableSettings:
     """What a latency table is measured for.
 
     Attributes:
-        base_model: all architectures have its base, the experts of its attentions, and its head.
+        base_model: all architectures have its base, its attention experts, and its prediction head.
         teacher: the configuration of the teacher, which is measured with random weights.
         inner_widths: the inner widths of all blocks that occur, in channels.
-        heads: the numbers of heads of all attentions that occur.
+        heads: all numbers of heads that occur in a layer.
         batch, tokens: the number of sentences, without padding, and the number of tokens of each.
         device: a torch device; "cpu" for runtimes other than torch.
-        experts: all settings of experts that occur, of which runtimes other than torch know none.
+        experts: all settings of experts that occur (torch only).
         runtime: one of `RUNTIMES`.
         threads: the number of threads; None: as many as torch has now.
     """

@@ -2,7 +2,7 @@
 
 The step "attention 4" is everything that a layer with four heads does before its first block. The name of a step of a
 block consists of its operation and the widths of its inputs in channels: "expand 96", "relu 96", "add 96 384". The step
-"norm" computes the output of a block from that of its graph. A layer of experts has the steps
+"norm" is a block's residual connection and LayerNorm. A layer of experts has the steps
 "expand 96, 4 hash top 1" (all experts together), "route, 4 hash top 1" (the router chooses the experts) and
 "send, 4 hash top 1" (the tokens are dispatched to the experts, and the results are combined).
 """
@@ -104,12 +104,12 @@ def step_times(
     experts: Sequence[Experts],
     batch: Batch,
 ) -> dict[str, float]:
-    """Measure every attention, and every step of a block at each of these inner widths, in seconds, by its name in
-    `LatencyTable`. The process keeps freed memory from now on, see `nas.latency.whole.latencies`.
+    """Measure attention with each number of heads, and every step of a block at each of these inner widths, in seconds,
+    by its name in `LatencyTable`. Afterwards the process keeps freed memory, see `nas.latency.whole.latencies`.
 
     Args:
         host: the model in whose layers the steps are measured.
-        attentions: the attentions of its layers, the lowest first, by their number of heads.
+        attentions: the attention modules of its layers, the lowest first, by their number of heads.
     """
     keep_freed_memory()
     seconds: dict[str, list[float]] = defaultdict(list)

@@ -1,10 +1,10 @@
 """Latency tables, which predict the latency of architectures.
 
 A search needs the latencies of thousands of architectures before it builds any of them. Therefore the attention of a
-layer with each number of heads, and every step that a block can have, is measured once (`nas.latency.measure`). The
-latency of an architecture is predicted as
+layer with each number of heads, and every step that a block can have, is measured once (`nas.latency.torch_table`,
+`nas.latency.onnx_table`). The latency of an architecture is predicted as
 
-    fixed + the sum of the times of its attentions and steps
+    fixed + the sum of the times of its layers' attention and of their blocks' steps
 """
 
 from bisect import bisect_left
@@ -25,11 +25,12 @@ class LatencyTable:
     budget can be kept exactly.
 
     Attributes:
-        runtime, threads: what runs the models, see `nas.latency.measure.TableSettings`, and the number of its threads.
+        runtime, threads: what runs the models, see `nas.latency.settings.TableSettings`, and the number of its threads.
         batch, tokens: the number of sentences, and the number of tokens of each.
         fixed: microseconds of everything but the layers.
         teacher: microseconds of the whole teacher.
-        steps: nanoseconds of every attention, and of every step of a block, by its name, see `nas.latency.steps`.
+        steps: nanoseconds of attention with each number of heads, and of every step of a block, by its name, see
+            `nas.latency.steps`.
     """
 
     runtime: str
@@ -86,7 +87,7 @@ class LatencyTable:
         if experts != DENSE:
             names += [dispatch_step(experts), *([routing_step(experts)] if experts.gated else [])]
         try:
-            # Every token has as many rows in the operations between the linear maps as it passes experts.
+            # Between the linear layers, a token is processed once for each of its top_k experts.
             return sum(
                 self._nanoseconds[name] * (1 if "," in name or name == "norm" else experts.top_k) for name in names
             )

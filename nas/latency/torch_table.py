@@ -1,9 +1,10 @@
-"""Measures latency tables of models in torch: attentions and steps where they are used, and what is added to their sum.
+"""Measures latency tables of models in torch: measures attention modules and steps inside whole models, and fits a
+constant.
 
 A step is measured inside a whole model, with inputs that have just been computed and weights that are as far away in
-the memory hierarchy as in use: a linear map that runs over and over finds its weights in the nearest cache. The times
-of attentions and those of the blocks' steps are then multiplied by a factor each, and a time is added for embeddings
-and head; these are fitted to random reference architectures that are measured as a whole.
+the memory hierarchy as in use: a linear layer that runs over and over finds its weights in the nearest cache. The times
+of attention modules and those of the blocks' steps are then multiplied by a factor each, and a time is added for
+embeddings and prediction head; these are fitted to random reference architectures that are measured as a whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from nas.latency.references import references, small_model, with_heads
 from nas.latency.settings import TableSettings
 from nas.latency.steps import GATED, step_times
 from nas.latency.table import LatencyTable
-from nas.latency.whole import TooBusy, example, latencies
+from nas.latency.whole import NO_GROWTH, TooBusy, example, latencies
 from search_spaces.architecture import Architecture
 from search_spaces.layer import FFN
 from supernet.build import build
@@ -77,8 +78,8 @@ def torch_table(settings: TableSettings, on_progress: ProgressCallback) -> Laten
 def _sharing(
     host: PreTrainedModel, attentions: Mapping[int, Sequence[nn.Module]], architecture: Architecture
 ) -> PreTrainedModel:
-    """A model of the architecture that shares the embeddings of `host`, and the attentions of all layers by their
-    numbers of heads.
+    """A model of the architecture that shares the embeddings of `host`, and the attention modules of all layers by
+    their numbers of heads.
     """
     model, family = small_model(architecture, host.config).to(host.device), family_of(host)
     model.base_model.set_submodule(family.embeddings, part(host.base_model, family.embeddings))
@@ -104,5 +105,5 @@ def fitted(sums: Sequence[Sequence[float]], whole: Sequence[float]) -> list[floa
     relative = np.array([*sums, np.ones(len(whole))]).T / np.array(whole)[:, None]
     result: list[float] = np.linalg.lstsq(relative, np.ones(len(whole)), rcond=None)[0].tolist()
     if min(result) <= 0:
-        raise TooBusy("larger models measure no slower, because something else disturbs them")
+        raise TooBusy(NO_GROWTH)
     return result

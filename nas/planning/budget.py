@@ -27,7 +27,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.counting import add
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import DENSE, FFN, Embedding, Head, Layer
+from search_spaces.layer import DENSE, FFN, Embedding, Layer, PredictionHead
 from search_spaces.limits import Limit
 from search_spaces.size import INT8, EmbeddingBytes, size_limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
@@ -49,7 +49,7 @@ class HeadMacs:
     num_labels: int
     head: cost.HeadCost
 
-    def __call__(self, base: Base, part: Head) -> int:
+    def __call__(self, base: Base, part: PredictionHead) -> int:
         return cost.head_macs(base, part, num_labels=self.num_labels, head=self.head)
 
 
@@ -88,7 +88,7 @@ def limits_of(
 
 
 def base_model(config: StudyConfig, base: Base, graph: FFNGraph = GELU) -> Architecture:
-    """The base model: all layers have one whole FFN, and attention and head the fewest experts that the space has."""
+    """The base model: all layers have one whole FFN, attention and prediction head the space's fewest experts."""
     space = config.space
     return Architecture.uniform(
         base, graph, attention_experts=min(space.attention_experts), head_experts=min(space.head_experts)
@@ -105,7 +105,7 @@ def macs_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
 
 
 def size_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
-    """The limit on the file of models with this head, in the form of `deployment.runtime`; empty if there is none.
+    """The limit on the file of models with this head, in `deployment.runtime`; empty if there is none.
 
     Raises:
         ConfigError: the embeddings alone are larger.
@@ -121,7 +121,7 @@ def size_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
         smaller = "" if runtime == INT8 else f", or use --runtime {INT8} ({limit.in_words(in_int8)})"
         raise ConfigError(
             f"space.max_size: the embeddings alone take {limit.in_words(taken)} of {limit.in_words(maximum)} "
-            f"({base.vocabulary:,} words, runtime {runtime}): raise it, take a teacher or base with a smaller "
+            f"({base.vocabulary:,} tokens, runtime {runtime}): raise it, take a teacher or base with a smaller "
             "vocabulary (python -m supernet.cut_vocabulary makes one of a teacher), search smaller ranks "
             f"(space.ranks){smaller}"
         )
@@ -151,7 +151,7 @@ def check_feasible(
         ConfigError: the embeddings alone are larger than the file may be.
     """
     heads = [task_type.head for task_type in TASK_TYPES.values()]
-    fewest, most = (Head(extreme(config.space.head_experts)) for extreme in (min, max))
+    fewest, most = (PredictionHead(extreme(config.space.head_experts)) for extreme in (min, max))
     fewest_params = min(heads, key=lambda head: cost.head_params(base, fewest, 1, head))
     fewest_macs = min(heads, key=lambda head: cost.head_macs(base, fewest, num_labels=1, head=head))
     limits = macs_limits(config, base, 1, fewest_macs) + size_limits(config, base, 1, fewest_params)
@@ -209,7 +209,7 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_prog
     try:
         return latency_table(_table_settings(config, workspace, device), cache_folder(), on_progress)
     except TooBusy as error:
-        raise ConfigError(f"latency: {error}; try again when the machine is quiet") from None
+        raise ConfigError(f"latency: {error}: stop them and try again") from None
 
 
 def latencies_file(config: StudyConfig, workspace: Workspace, device: str) -> Path | None:

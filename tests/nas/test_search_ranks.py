@@ -75,7 +75,7 @@ def test_plans_of_the_stages(preset: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([('evaluation = "trained"', 'evaluation = "one_shot"')], "the one-shot supernet has words of full rank only"),
+        ([('evaluation = "trained"', 'evaluation = "one_shot"')], "the one-shot supernet only has the full rank"),
         (
             [("[4, 16]", '[4, 16]\nmax_latency = "5ms"')],
             "space.max_latency does not include their maps: limit max_params",
@@ -99,7 +99,7 @@ def test_ranks_of_the_width(preset: Path, tiny_study: TinyStudy, tmp_path: Path)
     preset.write_text(preset.read_text().replace("[4, 16]", "[4, 32]"))
     result = tiny_study.run(*tiny_study.search(tmp_path, "--dry-run", preset=preset))
     assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr == "nas.search: ranks: must be below base.width, which is 32, not 32\n"
+    assert result.stderr == "nas.search: ranks: 32 is not below base.width (32)\n"
 
 
 @pytest.mark.slow

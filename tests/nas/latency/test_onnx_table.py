@@ -16,7 +16,7 @@ from transformers import BertConfig
 
 import nas.latency.onnx_table
 from nas.latency.measure import latency_table, measure_whole
-from nas.latency.onnx import INT8, Part, exported, onnx_latencies, onnx_parts, undisturbed
+from nas.latency.onnx import INT8, ModelPart, exported, onnx_latencies, onnx_parts, undisturbed
 from nas.latency.onnx_table import dense_steps, onnx_table, solution
 from nas.latency.references import mixed_references, small_model
 from nas.latency.settings import TableSettings
@@ -93,11 +93,11 @@ def fitted_table(request: pytest.FixtureRequest) -> Iterator[tuple[LatencyTable,
         models[folder / name] = true_parts(model, times) if isinstance(model, Architecture) else teacher
         return folder / name
 
-    def measure(files: Mapping[str, Path], batch: int, tokens: int) -> dict[str, tuple[Latency, list[Part]]]:
+    def measure(files: Mapping[str, Path], batch: int, tokens: int) -> dict[str, tuple[Latency, list[ModelPart]]]:
         return {
             name: (
                 Latency(0, 0, 0, quiet=sum(models[path]) / 1e6),
-                [Part((time + OVERHEAD * NODES) / SCALE, NODES) for time in models[path]],
+                [ModelPart((time + OVERHEAD * NODES) / SCALE, NODES) for time in models[path]],
             )
             for name, path in files.items()
         }
@@ -139,16 +139,16 @@ def test_the_overhead_of_profiles() -> None:
     times = [[100.0, 50], [20, 30, 40], [5, 5, 300]]
     counts = [[4, 9], [30, 2, 8], [1, 1, 12]]
     models = [
-        [Part((time + 2 * nodes) / 1.1, nodes) for time, nodes in zip(*pair, strict=True)]
+        [ModelPart((time + 2 * nodes) / 1.1, nodes) for time, nodes in zip(*pair, strict=True)]
         for pair in zip(times, counts, strict=True)
     ]
     for found, expected in zip(undisturbed(models, [*map(sum, times)]), times, strict=True):
         assert found == pytest.approx(expected)
     # A part whose nodes take less than their recording takes a little.
-    (first, *_), *_ = undisturbed([[Part(1, 10), *models[0]], *models[1:]], [*map(sum, times)])
+    (first, *_), *_ = undisturbed([[ModelPart(1, 10), *models[0]], *models[1:]], [*map(sum, times)])
     assert first == 1
-    with pytest.raises(TooBusy, match="something else disturbs"):
-        undisturbed([[Part(10, 5)], [Part(100, 1)]], [100, 1])
+    with pytest.raises(TooBusy, match="do not grow with the size"):
+        undisturbed([[ModelPart(10, 5)], [ModelPart(100, 1)]], [100, 1])
 
 
 def test_times_that_solve_equations() -> None:

@@ -65,7 +65,7 @@ def test_the_fit_to_whole_models() -> None:
     whole = [1.1 * one + 2.5 * other + 1000 for one, other in zip(*sums, strict=True)]
     assert fitted(sums, whole) == pytest.approx((1.1, 2.5, 1000))
     for whole in ([3.0, 2, 1, 2], [100, 2000, 9000, 5000]):  # a factor below 0, and a constant below 0
-        with pytest.raises(TooBusy, match="something else disturbs"):
+        with pytest.raises(TooBusy, match="do not grow with the size"):
             fitted(sums, whole)
     # The relative errors of three models that no line predicts are orthogonal to the columns.
     sums, whole = np.array([1.0, 10, 5]), np.array([2.0, 12, 9])
