@@ -123,7 +123,8 @@ class Budget:
 
         def train() -> float:
             model = self.evaluator.student(architecture)
-            self.evaluator.train(model, phases_of(self.evaluator, self.steps), seed)
+            if self.steps:
+                self.evaluator.train(model, phases_of(self.evaluator, self.steps), seed)
             return dev_score(self.evaluator, model)
 
         value: float = self.measure(f"trained {seed} {fingerprint(architecture.to_json())}", train)
@@ -149,7 +150,7 @@ def add_options(parser: ArgumentParser) -> None:
     budgets = [Fraction(16), Fraction(32)]
     parser.add_argument("--budgets", type=Fraction, nargs="+", default=budgets, help="n of 1/n; default: 16 32")
     parser.add_argument("--searches", type=int, default=5, help="seeds of the sampler; default: %(default)s")
-    parser.add_argument("--steps", type=int, default=200, help="of the final comparison; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=200, help="of the final training; default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="of the final comparison; default: %(default)s")
 
 
@@ -184,8 +185,9 @@ def compare(budget: Budget, searches: int, seeds: Sequence[int], report: Report)
         )
         for name in architectures
     ]
+    teacher = budget.measure("teacher", lambda: dev_score(budget.evaluator, budget.evaluator.teacher()))
     columns = ("architecture", "parameters", "latency", *(f"seed {seed}" for seed in seeds), "mean")
-    report.table(columns, rows, budget.title)
+    report.table(columns, rows, f"{budget.title}; the teacher has {teacher:.4f}")
     best = max(baselines, key=lambda name: mean(scores[name]))
     if winners:
         leads = summarise([mean(scores[name]) - mean(scores[best]) for name in winners])

@@ -436,6 +436,20 @@ def test_without_anything_to_learn_from_text(
         assert "no pre-training: " in shown and "student: pre-training" not in shown
 
 
+def test_latencies_are_those_of_students_as_they_will_run(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    form = {"runtime": "onnx-int8", "threads": 1, "batch": 2, "tokens": 5}
+    given = small(tiny_study, tmp_path, "rows", deployment=form)
+    assert run(main, *given.arguments(tmp_path / "final")) == 0
+    assert "a sentence of 5 tokens (2 at once for latency), in onnx-int8" in capsys.readouterr().out.replace("\n", " ")
+    facts = json.loads((tmp_path / "final/metrics.json").read_text())
+    assert {name: facts[name] for name in form} == form
+    for row in facts["models"].values():
+        low, high = row["latency_quartiles_ms"]
+        assert 0 < low <= row["latency_ms"] <= high
+
+
 def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """EfficientBERT's layers on a base with twice its layers, as in EfficientBERT++, and on a narrower one."""
     base = {"depth": 12, "width": 8, "heads": 2, "inner": 12, "embedding": 4}

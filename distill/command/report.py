@@ -114,8 +114,16 @@ def measurement_table(metrics: Mapping[str, Any], title: str = "") -> Table:
         speed_up = models[reference]["latency_ms"] / time if time and reference else None
         rows.append((name, *(row[metric] for metric in names), pair, *costs, time, speed_up))
     examples = f"{metrics['dev_rows']:,} rows of the dev split" if metrics["dev_rows"] else ""
-    tokens = f"; MACs and latency of a sentence of {metrics['tokens']} tokens" if "tokens" in metrics else ""
+    tokens = f"; MACs and latency of {_of_sentences(metrics)}" if "tokens" in metrics else ""
     return Table(columns, rows, f"{title}{examples}{tokens}")
+
+
+def _of_sentences(metrics: Mapping[str, Any]) -> str:
+    """What latencies are of. MACs are always those of one sentence."""
+    batch, runtime = metrics.get("batch", 1), metrics.get("runtime", "torch")
+    length = f"a sentence of {metrics['tokens']} tokens"
+    batches = "" if batch == 1 else f" ({batch} at once for latency)"
+    return length + batches + ("" if runtime == "torch" else f", in {runtime}")
 
 
 def _difference(row: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -15,7 +16,6 @@ from transformers.utils import logging as transformers_logging
 from distill.cli import DONE, is_first_process
 from distill.command.report import show_measurements, write_metrics
 from distill.tasks.corpora import embedded_corpus
-from distill.tasks.encoding import collate
 from distill.tasks.types import get_task_type
 from distill.training.evaluation import EvalSet
 from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
@@ -27,7 +27,7 @@ from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
 from nas.final.evaluation import encoded_split
 from nas.final.training import curve, final_phases, starting_point, train
-from nas.latency.whole import latencies
+from nas.latency.measure import latencies_in
 from nas.preparation.data import read
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
@@ -179,7 +179,8 @@ def measured(
     architectures: Mapping[str, Architecture],
 ) -> dict[str, Any]:
     """The content of metrics.json, without the losses: scores on the whole dev split, costs and latencies of all
-    models, and the scores on the tasks `also`.
+    models, and the scores on the tasks `also`. Latencies are measured as `deployment` says, on sentences of the dev
+    split's median length unless it gives another one.
 
     Args:
         architectures: those of models, from which their costs follow; a teacher may have none.
@@ -187,11 +188,11 @@ def measured(
     accelerator, task, folders = evaluator.accelerator, evaluator.task, evaluator.workspace.folders
     dev, pad_id = folders.rows("dev"), evaluator.supernet_config.pad_token_id
     eval_set = EvalSet(task, folders.split("dev"), dev, pad_id)
-    median = collate(dev, dev.lengths.argsort()[len(dev) // 2 : len(dev) // 2 + 1], pad_id)
-    sentence = {key: tensor.to(accelerator.device) for key, tensor in median.items()}
-    tokens = sentence["input_ids"].shape[1]
+    form = final.config.deployment
+    tokens = form.tokens or int(np.median(dev.lengths))
     rows = measure(models, eval_set, accelerator, architectures=architectures, reference=TEACHER, tokens=tokens)
-    for name, latency in latencies(dict(models), sentence).items():
+    device = str(accelerator.device)
+    for name, latency in latencies_in(form.runtime, models, form.batch, tokens, form.threads, device).items():
         rows[name]["latency_ms"] = 1e3 * latency.median
         rows[name]["latency_quartiles_ms"] = [1e3 * latency.lower, 1e3 * latency.upper]
     also = {}
@@ -207,8 +208,10 @@ def measured(
         "dev_rows": len(eval_set.split),
         "seed": final.seed,
         "tokens": tokens,
-        "batch": 1,
+        "runtime": form.runtime,
+        "batch": form.batch,
         **environment(accelerator),
+        **({"threads": form.threads} if form.threads else {}),
         "models": rows,
         "expert_load": rows[STUDENT].get("expert_load", []),
     } | ({"also": also} if also else {})

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
-from transformers import AutoModelForSequenceClassification, PretrainedConfig
+from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from distill.encoders.family import family_of
 from distill.training.progress import ProgressCallback, ignore_progress
@@ -78,37 +77,36 @@ def measure_whole(
     predicted = {name: table.total(architecture) for name, architecture in architectures.items()}
     if teacher is not None:
         predicted["teacher"] = table.teacher
-    with torch.random.fork_rng(devices=[]), torch_threads(table.threads):
-        if table.runtime == TORCH:
-            measured = _in_torch(architectures, table, device, rounds, teacher)
-        else:
-            measured = _in_onnx(architectures, table, rounds, teacher)
+    with torch.random.fork_rng(devices=[]):
+        models: dict[str, PreTrainedModel] = {}
+        for name, architecture in architectures.items():
+            models[name] = build(architecture) if table.runtime == TORCH else small_model(architecture, None)
+        if teacher is not None:
+            whole = AutoModelForSequenceClassification.from_config
+            models["teacher"] = whole(teacher) if table.runtime == TORCH else small_teacher(teacher)
+        measured = latencies_in(table.runtime, models, table.batch, table.tokens, table.threads, device, rounds)
     return {name: Measured(predicted[name], latency) for name, latency in measured.items()}
 
 
-def _in_torch(
-    architectures: Mapping[str, Architecture],
-    table: LatencyTable,
-    device: str,
-    rounds: int,
-    teacher: PretrainedConfig | None,
+def latencies_in(
+    runtime: str,
+    models: Mapping[str, PreTrainedModel],
+    batch: int,
+    tokens: int,
+    threads: int | None = None,
+    device: str = "cpu",
+    rounds: int = WHOLE_ROUNDS,
 ) -> dict[str, Latency]:
-    models: dict[str, nn.Module] = {name: build(architecture) for name, architecture in architectures.items()}
-    if teacher is not None:
-        models["teacher"] = AutoModelForSequenceClassification.from_config(teacher)
-    models = {name: model.to(device) for name, model in models.items()}
-    vocabulary = min(architecture.base.vocabulary for architecture in architectures.values())
-    return latencies(models, example(vocabulary, table.batch, table.tokens, device), rounds)
+    """Measure models in a runtime, side by side; the arguments are those of `TableSettings`.
 
-
-def _in_onnx(
-    architectures: Mapping[str, Architecture], table: LatencyTable, rounds: int, teacher: PretrainedConfig | None
-) -> dict[str, Latency]:
-    with scratch_folder() as folder:
-        files = {
-            name: exported(small_model(architecture, None), table.runtime, folder, name)
-            for name, architecture in architectures.items()
-        }
-        if teacher is not None:
-            files["teacher"] = exported(small_teacher(teacher), table.runtime, folder, "teacher")
-        return onnx_latencies(files, table.batch, table.tokens, rounds)
+    Args:
+        device: a torch device, if the runtime is torch.
+    """
+    with torch_threads(threads or torch.get_num_threads()):
+        if runtime == TORCH:
+            vocabulary = min(model.config.vocab_size for model in models.values())
+            on_device = {name: model.to(device) for name, model in models.items()}
+            return latencies(on_device, example(vocabulary, batch, tokens, device), rounds)
+        with scratch_folder() as folder:
+            files = {name: exported(model.cpu(), runtime, folder, name) for name, model in models.items()}
+            return onnx_latencies(files, batch, tokens, rounds)
