@@ -1,10 +1,10 @@
 """Latency tables, which predict the latency of architectures.
 
 A search needs the latencies of thousands of architectures before it builds any of them. Therefore the attention of a
-layer with each number of heads, every step that a block can have, and the map of a word embedding of each lower rank is
-measured once (`nas.latency.measure`). The latency of an architecture is predicted as
+layer with each number of heads, every step that a block can have, and a word embedding of each lower rank is measured
+once (`nas.latency.measure`). The latency of an architecture is predicted as
 
-    fixed + the sum of the times of its attentions, steps and map
+    fixed + the sum of the times of its attentions and steps + what a word embedding of lower rank takes longer
 """
 
 from bisect import bisect_left
@@ -27,10 +27,10 @@ class LatencyTable:
     Attributes:
         runtime, threads: what runs the models, see `nas.latency.measure.TableSettings`, and the number of its threads.
         batch, tokens: the number of sentences, and the number of tokens of each.
-        fixed: microseconds of everything but the layers and the map of a word embedding.
+        fixed: microseconds of everything but the layers, with a word embedding of full rank.
         teacher: microseconds of the whole teacher.
-        steps: nanoseconds of every attention, map of a word embedding and step of a block, by its name, see
-            `nas.latency.steps`.
+        steps: nanoseconds of every attention, and of every step of a block, by its name, see `nas.latency.steps`; and
+            those that a word embedding of lower rank takes longer than one of full rank.
     """
 
     runtime: str
@@ -65,8 +65,8 @@ class LatencyTable:
         return (nanoseconds + 500) // 1000
 
     def embedding(self, embedding: Embedding) -> int:
-        """Microseconds of the map of a word embedding; 0 for the full rank. For ranks between those of the table they
-        are interpolated linearly.
+        """Microseconds that a word embedding takes longer than one of full rank, because it has a map. For ranks
+        between those of the table they are interpolated linearly.
 
         Raises:
             ValueError: the largest rank of the table is below this one.

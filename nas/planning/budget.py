@@ -60,7 +60,7 @@ def embedding_macs(base: Base, part: Embedding) -> int:
 
 @dataclass(frozen=True)
 class PartLatency:
-    """The latency of a layer or of the map of an embedding in microseconds, looked up in a latency table."""
+    """The latency in microseconds of a layer, or of an embedding beyond the full one, looked up in a latency table."""
 
     table: LatencyTable
 
