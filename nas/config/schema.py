@@ -353,10 +353,6 @@ class StudyConfig(Table):
     @model_validator(mode="after")
     def _experts_can_be_searched(self) -> "StudyConfig":
         because = self.latency_key
-        if because and self.space.ranks is not None:
-            raise ValueError(
-                f"space.ranks: {because} does not include their maps: limit max_params or max_macs instead"
-            )
         counts = {name: getattr(self.space, name) for name in ("attention_experts", "head_experts")}
         for name, values in counts.items():
             if because and len(values) > 1:

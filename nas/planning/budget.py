@@ -59,13 +59,13 @@ def embedding_macs(base: Base, part: Embedding) -> int:
 
 
 @dataclass(frozen=True)
-class LayerLatency:
-    """The latency of a layer in microseconds, looked up in a latency table."""
+class PartLatency:
+    """The latency in microseconds of a layer, or of an embedding beyond the full one, looked up in a latency table."""
 
     table: LatencyTable
 
-    def __call__(self, base: Base, layer: Layer) -> int:
-        return self.table.layer(base, layer)
+    def __call__(self, base: Base, part: Layer | Embedding) -> int:
+        return self.table.layer(base, part) if isinstance(part, Layer) else self.table.embedding(part)
 
 
 def limits_of(
@@ -83,7 +83,8 @@ def limits_of(
     if space.max_latency is not None or "latency" in config.goals:
         table = latencies_of(config, workspace, device, on_progress)
         maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table.teacher)
-        limits = (*limits, Limit("latency", table.fixed, LayerLatency(table), maximum))
+        of_part = PartLatency(table)
+        limits = (*limits, Limit("latency", table.fixed, of_part, maximum, embedding_cost=of_part))
     return limits
 
 
@@ -201,7 +202,7 @@ def check_deployment(config: StudyConfig, device: str) -> None:
 
 
 def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:
-    """The latency table of this device for all inner widths of the space and of the baselines.
+    """The latency table of this device for all inner widths, heads and ranks of the space and of the baselines.
 
     Raises:
         ConfigError: the machine is too busy to measure on.
@@ -234,6 +235,7 @@ def _table_settings(config: StudyConfig, workspace: Workspace, device: str) -> T
         # Models in ONNX run on the processor, wherever candidates are trained.
         device=device_type(device) if deployment.runtime == TORCH else "cpu",
         experts=config.space.experts,
+        ranks=config.space.ranks or (),
         runtime=deployment.runtime,
         threads=deployment.threads,
     )

@@ -24,7 +24,7 @@ from nas.latency.steps import step_names
 from nas.latency.table import LatencyTable
 from nas.latency.whole import Latency, TooBusy
 from search_spaces import FFN, GELU, Architecture, Experts, FFNGraph
-from search_spaces.layer import Attention, Layer
+from search_spaces.layer import Attention, Embedding, Layer
 from tests import requirements
 from tests.search_spaces.strategies import graphs
 from tests.tiny import BASE, SIZES
@@ -33,11 +33,13 @@ requirements.module("onnxruntime", "onnx")
 
 WIDTHS = (12, 48)  # the model is 24 wide
 HEADS = (0, 1, 4)
+RANKS = (4, 9, 20)
 SETTINGS = TableSettings(
     base_model=Architecture.uniform(BASE),
     teacher=BertConfig(**SIZES),
     inner_widths=WIDTHS,
     heads=HEADS,
+    ranks=RANKS,
     batch=1,
     tokens=6,
     device="cpu",
@@ -68,7 +70,8 @@ def true_times(mismatch: str) -> dict[str, float]:
 
 def true_parts(architecture: Architecture, times: Mapping[str, float]) -> list[float]:
     """Microseconds of the parts of a model that takes these times."""
-    masked, result = False, [BESIDE["embeddings"]]
+    rank = architecture.embedding.rank
+    masked, result = False, [BESIDE["embeddings"] + (0 if rank is None else 6 + 1.5 * rank)]
     for layer in architecture.layers:
         result.append(times[f"attention {layer.attention.heads}"])
         if layer.attention.heads and not masked:
@@ -114,13 +117,13 @@ LAYERS = st.tuples(st.sampled_from(HEADS), graphs(), st.integers(1, 3), st.sampl
 
 
 @settings(deadline=None)
-@given(st.lists(LAYERS, min_size=3, max_size=3))
-def test_the_table_of_models_that_take_known_times(fitted_table: Any, drawn: list[Any]) -> None:
+@given(st.lists(LAYERS, min_size=3, max_size=3), st.sampled_from((None, 4, 7, 9, 20)))
+def test_the_table_of_models_that_take_known_times(fitted_table: Any, drawn: list[Any], rank: int | None) -> None:
     table, times, base = fitted_table
     layers = (
         Layer(Attention(heads), FFN(graph, stack, Fraction(inner, base.inner))) for heads, graph, stack, inner in drawn
     )
-    architecture = Architecture(base, tuple(layers))
+    architecture = Architecture(base, tuple(layers), embedding=Embedding(rank))
     expected = sum(true_parts(architecture, times))
     if not any(heads for heads, *_ in drawn):
         expected += BESIDE["mask"]  # the table counts it in all models
@@ -235,8 +238,9 @@ def test_a_measured_table(runtime: str, tmp_path: Path, monkeypatch: pytest.Monk
     told.clear()
     assert table() == found == LatencyTable.from_json(json.loads(json.dumps(found.to_json()))) and not told
     architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GATED, 2, Fraction(1, 4))}
+    architectures["low"] = replace(architectures["base"], embedding=Embedding(4))
     measured = measure_whole(architectures, found, "cpu", rounds=3, teacher=SETTINGS.teacher)
-    assert list(measured) == ["base", "gated", "teacher"]
+    assert list(measured) == ["base", "gated", "low", "teacher"]
     assert measured["teacher"].predicted == found.teacher > 0
     for name, architecture in architectures.items():
         assert measured[name].predicted == found.total(architecture) > found.fixed
