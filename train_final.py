@@ -1,4 +1,4 @@
-"""Train a searched architecture and leave an ordinary Hugging Face checkpoint: see `nas.final.command`."""
+"""Train a searched architecture, and save it as a Hugging Face checkpoint: see `nas.final.command`."""
 
 import sys
 

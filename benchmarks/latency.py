@@ -1,10 +1,10 @@
 """How well the latency table predicts the latency of whole models, for architectures that were not used to fit it.
 
 The architectures have random graphs (half of them gated), stacks, expansions and heads on the demo's base, and lack
-some FFNs and some whole layers; their weights are random. With --experts all heads are left and most of the layers are
-mixtures of experts. The table is measured anew, then all models side by side, the teacher among them. Errors are
-relative to `Latency.quiet`, which the table predicts, and to the median pass; both of the latency and of its ratio to
-the teacher's. On a quiet machine all of these agree.
+some FFNs and some whole layers; a third have a word embedding of lower rank. Their weights are random. With --experts
+all heads and words are whole and most of the layers are mixtures of experts. The table is measured anew, then all
+models side by side, the teacher among them. Errors are relative to `Latency.quiet`, which the table predicts, and to
+the median pass; both of the latency and of its ratio to the teacher's. On a quiet machine all of these agree.
 """
 
 import random
@@ -27,12 +27,13 @@ from nas.latency.table import LatencyTable
 from nas.latency.whole import Latency
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.layer import DENSE, Attention, Experts, Layer
+from search_spaces.layer import DENSE, Attention, Embedding, Experts, Layer
 from search_spaces.spaces import Space
 
 BASE = Base(depth=6, width=384, heads=12, inner=1536, gelu="erf")
 TEACHER = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
 EXPANSIONS = tuple(map(Fraction, ("1/64", "1/32", "1/16", "1/8", "3/16", "1/4", "3/8")))
+RANKS = (64, 128, 192, 256)
 EXPERTS = (
     DENSE,
     Experts(2, Fraction(2, 3)),
@@ -46,14 +47,17 @@ EXPERTS = (
 
 def random_architectures(count: int, seed: int, experts: tuple[Experts, ...]) -> list[Architecture]:
     """Architectures like those of stage 1, every second one gated, most graphs far from the base graph. Without experts
-    a third of the attentions have no heads.
+    a third of the attentions have no heads, and a third of the word embeddings have a lower rank.
     """
     rng = random.Random(seed)
     genes = {"stack": (0, 1, 2, 3), "expansion": EXPANSIONS, "experts": experts}
     plain = Space(BASE, genes, 0, 10**9, mutation_rate=0.6)
     spaces = (plain, replace(plain, gated=True))
     sampled = [spaces[number % 2].sample(rng) for number in range(count)]
-    return sampled if len(experts) > 1 else [with_random_heads(architecture, rng) for architecture in sampled]
+    if len(experts) > 1:
+        return sampled
+    sampled = [with_random_heads(architecture, rng) for architecture in sampled]
+    return [replace(each, embedding=Embedding(rng.choice((None, None, rng.choice(RANKS))))) for each in sampled]
 
 
 def with_random_heads(architecture: Architecture, rng: random.Random) -> Architecture:
@@ -91,6 +95,7 @@ def measured_table(options: Namespace, experts: tuple[Experts, ...]) -> LatencyT
         tokens=options.tokens,
         device="cpu",
         experts=experts,
+        ranks=RANKS if experts == (DENSE,) else (),
         runtime=options.runtime,
         threads=options.threads,
     )

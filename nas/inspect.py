@@ -54,8 +54,8 @@ def head_cost(name: str | None) -> cost.HeadCost:
 
 
 def show_singular_values(folder: Path, console: Console) -> None:
-    """Print how many singular values of a checkpoint's FFN output maps are large, and their weights if the others were
-    left out (MiniMoE, table 12). Raises UserError as `spectra`.
+    """Print how many singular values of a checkpoint's FFN output projections are large, and their weights if the
+    others were left out (MiniMoE, table 12). Raises UserError as `spectra`.
     """
     from nas.report.singular_values import THRESHOLDS, Spectrum, spectra
 
@@ -88,8 +88,8 @@ def parser() -> Parser:
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     form.add_argument("--latex", action="store_true", help="print only the formula of each layer, in LaTeX")
     singular_values = (
-        "of a checkpoint, BERT's included: how many singular values of each FFN's or expert's output map are above "
-        "0.2, 0.1 and 0.05 of the largest"
+        "of a checkpoint, BERT's included: how many singular values of each FFN's or expert's output projection are "
+        "above 0.2, 0.1 and 0.05 of the largest"
     )
     form.add_argument("--singular-values", action="store_true", help=singular_values)
     return result

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from search_spaces.architecture import Architecture, ArchitectureError
     from search_spaces.base import Base
     from search_spaces.graph import GELU, FFNGraph, GraphError
-    from search_spaces.layer import DENSE, FFN, Attention, Embedding, Experts, Head, Layer
+    from search_spaces.layer import DENSE, FFN, Attention, Embedding, Experts, Layer, PredictionHead
     from search_spaces.operations import BINARY, OPERATIONS, UNARY, Operation
     from search_spaces.published import PUBLISHED
     from search_spaces.spaces import Space, SpaceError
@@ -34,9 +34,9 @@ __all__ = [
     "Experts",
     "FFNGraph",
     "GraphError",
-    "Head",
     "Layer",
     "Operation",
+    "PredictionHead",
     "Space",
     "SpaceError",
 ]
@@ -44,7 +44,7 @@ _MODULES = {
     "architecture": ("Architecture", "ArchitectureError"),
     "base": ("Base",),
     "graph": ("GELU", "FFNGraph", "GraphError"),
-    "layer": ("DENSE", "FFN", "Attention", "Embedding", "Experts", "Head", "Layer"),
+    "layer": ("DENSE", "FFN", "Attention", "Embedding", "Experts", "PredictionHead", "Layer"),
     "operations": ("BINARY", "OPERATIONS", "UNARY", "Operation"),
     "published": ("PUBLISHED",),
     "spaces": ("Space", "SpaceError"),

@@ -7,8 +7,8 @@
  "head": {"experts": 1}, "embedding": {"rank": 128}}
 
 Keys with a default value may be omitted, such as "experts" in a dense FFN; an omitted attention has all heads, and an
-omitted embedding the full rank. In a layer without an FFN, "ffn" is {"stack": 0}. In version 1 a layer is its FFN, all
-attentions have as many experts as the key "attention_experts" of the base says, and the head as many as "head_experts".
+omitted embedding the full rank. In a layer without an FFN, "ffn" is {"stack": 0}. In version 1 a layer is its FFN, each
+attention has as many experts as the key "attention_experts" of the base says, and the head as many as "head_experts".
 """
 
 import json
@@ -31,13 +31,13 @@ from search_spaces.checks import (
     without_repeated_keys,
 )
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import DENSE, FFN, FULL, Attention, Embedding, Experts, Head, Layer
+from search_spaces.layer import DENSE, FFN, FULL, Attention, Embedding, Experts, Layer, PredictionHead
 
 VERSION = 2
 MAX_BYTES = 1_000_000
 REQUIRED = [field.name for field in fields(Base) if field.default is MISSING]
 OPTIONAL = [field.name for field in fields(Base) if field.default is not MISSING]
-LINEAR_HEAD = Head()
+LINEAR_HEAD = PredictionHead()
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Architecture:
 
     base: Base
     layers: tuple[Layer, ...]
-    head: Head = LINEAR_HEAD
+    head: PredictionHead = LINEAR_HEAD
     embedding: Embedding = FULL
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Architecture:
         return tuple(layer.ffn for layer in self.layers)
 
     @property
-    def parts(self) -> tuple[Layer | Head | Embedding, ...]:
+    def parts(self) -> tuple[Layer | PredictionHead | Embedding, ...]:
         """The layers, the head and the word embedding."""
         return (*self.layers, self.head, self.embedding)
 
@@ -97,7 +97,7 @@ class Architecture:
     ) -> "Architecture":
         """The architecture with these FFNs, all heads, and as many experts in every attention and in the head."""
         attention = Attention(base.heads, attention_experts)
-        return cls(base, tuple(Layer(attention, ffn) for ffn in ffns), Head(head_experts))
+        return cls(base, tuple(Layer(attention, ffn) for ffn in ffns), PredictionHead(head_experts))
 
     @classmethod
     def uniform(
@@ -173,7 +173,7 @@ class Architecture:
         places = [(f"layers[{index}]", layer) for index, layer in enumerate(layers)]
         if version == 1:
             return cls.of_ffns(base, [FFN.from_json(place, layer) for place, layer in places], **experts)
-        head = Head.from_json(document.get("head", {}))
+        head = PredictionHead.from_json(document.get("head", {}))
         embedding = Embedding.from_json(document.get("embedding", {}))
         return cls(base, tuple(Layer.from_json(place, layer, base) for place, layer in places), head, embedding)
 

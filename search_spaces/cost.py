@@ -1,16 +1,16 @@
 """What an architecture costs in closed form: parameters and multiply-accumulates (MACs).
 
 The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm (a word embedding
-of rank r has r columns, and a linear map r -> d without bias); per layer the
-linear maps for query, key, value and output with a LayerNorm; per block `expand` (d -> e), `gate` (d -> e) where the
-graph has one, `project` (w -> d, where w is the width of the value it is really applied to) and a LayerNorm; and a
-head. A sentence-level head has a pooler and a classifier; a token-level head (tags, or the start and end of an answer)
-a classifier alone; a masked-LM head has a linear map and a LayerNorm before the output embedding, which is tied to the
-word embedding, and a bias for each word. All linear maps have biases. An attention of h of the base's n heads maps d to
-h d / n channels; without heads the bias of its output map is left. Each expert has its own copy of all linear maps of a
-block (or of an attention); a gate (d -> E, without bias) chooses among the experts. Hash routing tables do not count as
-parameters, and the MACs that a capacity saves are not subtracted. A layer without an FFN has only its attention, and a
-layer with neither heads nor an FFN nothing at all.
+of rank r has r columns, and a projection r -> d without bias); per layer the linear layers for query, key, value and
+output with a LayerNorm; per block `expand` (d -> e), `gate` (d -> e) where the graph has one, `project` (w -> d, where
+w is the width of the value it is really applied to) and a LayerNorm; and a prediction head. A sentence-level head has a
+pooler and a classifier; a token-level head (tags, or the start and end of an answer) a classifier alone; a masked-LM
+head has a linear layer and a LayerNorm before the output embedding, which is tied to the word embedding, and a bias for
+each token. All linear layers have biases. An attention of h of the base's n heads maps d to h d / n channels; without
+heads the bias of its output projection is left. Each expert has its own copy of all linear layers of a block (or of an
+attention); a gate (d -> E, without bias) chooses among the experts. Hash routing tables do not count as parameters, and
+the MACs that a capacity saves are not subtracted. A layer without an FFN has only its attention, and a layer with
+neither heads nor an FFN nothing at all.
 
 `num_labels` is the number of classes or tags; other heads have a fixed number of outputs. Papers count differently;
 functions that follow a paper name it.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.layer import FFN, FULL, Attention, Embedding, Head, Layer
+from search_spaces.layer import FFN, FULL, Attention, Embedding, Layer, PredictionHead
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class HeadCost:
         pooled: whether it is applied to the pooled state of a sentence rather than to all tokens; only such a head may
             have experts.
         outputs: its number of outputs; None means one per label.
-        vocabulary: whether it predicts words: a linear map and a LayerNorm, then the word embedding as the output map.
+        vocabulary: whether it predicts words: a linear map and a LayerNorm, then the word embedding as the output
+            embedding.
     """
 
     pooled: bool = False
@@ -115,7 +116,7 @@ def layer_params(base: Base, layer: Layer) -> int:
     return _attention_params(base, layer) + ffn_params(base, layer.ffn)
 
 
-def head_params(base: Base, part: Head, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
+def head_params(base: Base, part: PredictionHead, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The head's parameters, without the word embedding that a head of masked words shares."""
     outputs = head.outputs or num_labels
     if head.vocabulary:
@@ -197,14 +198,14 @@ def embedding_macs(base: Base, part: Embedding = FULL, tokens: int = 128) -> int
 
 def head_macs(
     base: Base,
-    part: Head,
+    part: PredictionHead,
     tokens: int = 128,
     num_labels: int = 3,
     head: HeadCost = CLASSIFIER,
     embedding: Embedding = FULL,
 ) -> int:
     """The head's MACs for one sequence: a pooler with a classifier processes one token, other heads all tokens. The
-    `embedding` is also the output map of a head that predicts words.
+    `embedding` is also the output embedding of a head that predicts words.
     """
     outputs = head.outputs or num_labels
     if head.vocabulary:

@@ -1,11 +1,11 @@
-"""Counts the ways to choose one option for every layer so that the summed costs stay within bounds.
+"""Counts the ways to choose one option for every part so that the summed costs stay within bounds.
 
 A cost is a tuple of integers, one for each budget. The first entry of a sum is bounded from both sides, the others only
-from above. Dynamic programming over the layers gives the counts, which allow uniform sampling without rejection.
+from above. Dynamic programming over the parts gives the counts, which allow uniform sampling without rejection.
 
-The counts are exact, except for layers with more than `MANY` options, whose sums would be too many. Their costs are
-counted in steps of a grid, so that samples are only close to uniform; still, an option is counted 0 times exactly if it
-cannot be completed by the cheapest options of the other layers. These sums cannot be bounded from below.
+The counts are exact, except for parts with more than `MANY` options, whose sums would be too many. Their costs are
+counted in steps of a grid, so that samples are only close to uniform. An option gets the count 0 if, and only if, it
+exceeds a bound together with the cheapest options of all other parts. These sums cannot be bounded from below.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 
 Cost = tuple[int, ...]
-# The number of options of a layer above which sums are counted on a grid, and how many steps the grid has for each
+# The number of options of a part above which sums are counted on a grid, and how many steps the grid has for each
 # budget, by the number of budgets.
 MANY = 128
 STEPS = {1: 4096, 2: 256, 3: 48}
@@ -44,8 +44,8 @@ def add(*costs: Cost) -> Cost:
 
 
 def count_within(costs: Sequence[Sequence[Cost]], bounds: Bounds) -> int:
-    """The number of ways to choose one cost of every layer so that their sum is within the bounds; on a grid 0 unless
-    the cheapest options are.
+    """The number of ways to choose one cost per part with their sum within the bounds. On a grid it is 0 if even the
+    cheapest options exceed them, and approximate otherwise.
     """
     if is_on_grid(costs) and add(*(cheapest(layer, bounds.high) for layer in costs)) not in bounds:
         return 0
@@ -54,8 +54,8 @@ def count_within(costs: Sequence[Sequence[Cost]], bounds: Bounds) -> int:
 
 
 def count_each(options: Sequence[Cost], rest: tuple[tuple[Cost, ...], ...], bounds: Bounds, cap: Cost) -> list[int]:
-    """For each option of a layer, the number of ways to choose the `rest`, in sorted order, so that the sum is within
-    the bounds. `cap` is the upper bound of all layers together: the dynamic program ignores larger sums.
+    """For each option of a part, the number of ways to choose the `rest`, in sorted order, so that the sum is within
+    the bounds. `cap` is the upper bound of all parts together: the dynamic program ignores larger sums.
     """
     if is_on_grid(rest):
         return _count_on_grid(options, rest, bounds, cap)
@@ -77,7 +77,7 @@ def count_each(options: Sequence[Cost], rest: tuple[tuple[Cost, ...], ...], boun
 
 
 def is_on_grid(costs: Sequence[Sequence[Cost]]) -> bool:
-    """Whether the sums of these layers are counted on a grid."""
+    """Whether the sums of these parts are counted on a grid."""
     return any(len(layer) > MANY for layer in costs)
 
 

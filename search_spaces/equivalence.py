@@ -51,8 +51,8 @@ def fingerprint(graph: FFNGraph, base: Base, inner: int) -> str:
 
 def function_key(architecture: Architecture) -> str:
     """A key that is the same for architectures that compute the same function of input and weights: those with the same
-    base, head and attentions and, in every layer, the same fingerprint, inner width, number of shared channels, and
-    other genes of the FFN. A layer without an FFN is one function.
+    base and prediction head and, in every layer, the same attention, fingerprint, inner width, number of shared
+    channels, and other genes of the FFN. A layer without an FFN is one function.
 
     Raises:
         GraphError: the output of a layer's graph is not finite.

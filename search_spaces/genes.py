@@ -17,7 +17,7 @@ import numpy as np
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import DENSE, FFN, Embedding, Experts, Head, Layer
+from search_spaces.layer import DENSE, FFN, Embedding, Experts, Layer, PredictionHead
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.routing import ROUTINGS
 
@@ -30,7 +30,7 @@ EXPERTS, HEAD_EXPERTS, ATTENTION_HEADS, RANK = 0.4, 1.0, 0.5, 1.0
 # The value for a segment of a graph without an operation, and for experts that are not among a space's choices.
 NO_OPERATION, OTHER_EXPERTS = "none", "other"
 
-Part = Layer | Head | Embedding
+Part = Layer | PredictionHead | Embedding
 # By the name of a parameter that people see: its values, a range of whole numbers or single ones.
 Domains = dict[str, range | tuple[int | str, ...]]
 
@@ -204,7 +204,7 @@ def _number_of_experts(key: str, path: str, label: str, weight: float) -> Gene:
         domains=lambda base, choices: _if_several(f"experts in {label}", tuple(sorted({*choices[key]}))),
         values=lambda base, part: {f"experts in {label}": count(part)},
         words=lambda base, part: f"{count(part)} experts in {label}" if count(part) > 1 else "",
-        of=Head if label == "head" else Layer,
+        of=PredictionHead if label == "head" else Layer,
     )
 
 
@@ -291,7 +291,7 @@ def blocks_and_experts(part: Part) -> tuple[int, int]:
     """What orders sizes of equally many parameters."""
     if isinstance(part, Layer):
         return part.ffn.stack, part.ffn.experts.count
-    return 0, part.experts if isinstance(part, Head) else 0
+    return 0, part.experts if isinstance(part, PredictionHead) else 0
 
 
 def outside_ffns(architecture: Architecture) -> str:

@@ -66,9 +66,7 @@ class Experts:
             known = suggestion or f"; known are {', '.join(ROUTINGS)}"
             raise ArchitectureError(f"experts.routing: unknown routing {shortened(self.routing)}{known}")
         if self.top_k > self.count:
-            raise ArchitectureError(
-                f"experts.top_k: must be at most experts.count, which is {self.count}, not {self.top_k}"
-            )
+            raise ArchitectureError(f"experts.top_k: {self.top_k} is more than experts.count ({self.count})")
         if self.capacity is not None and self.kind.by_sentence:
             raise ArchitectureError(
                 f"experts.capacity: {self.routing!r} routes whole sentences, which have no capacity; leave it out"
@@ -202,9 +200,10 @@ class Attention:
 
     Args:
         heads: the number of heads kept, from 0 to `Base.heads`; each keeps its size. Without heads nothing is left of
-            the attention but the bias of its output map and its LayerNorm.
-        experts: number of experts. Every expert has its own query, key, value and output maps, and a gate chooses one
-            expert for each token (this is the x of MiniMoE's "x,y experts"). Several experts have all heads.
+            the attention but the bias of its output projection and its LayerNorm.
+        experts: number of experts. Every expert has its own query, key, value and output projections, and a gate
+            chooses one expert for each token (this is the x of MiniMoE's "x,y experts"). With several experts, all
+            heads are kept.
     """
 
     heads: int
@@ -217,9 +216,9 @@ class Attention:
     def invalid_reason(self, base: Base) -> str:
         """Why this attention is invalid on this base, starting with the value's name; empty if it is valid."""
         if self.heads > base.heads:
-            return f"heads: must be at most base.heads, which is {base.heads}, not {self.heads}"
+            return f"heads: {self.heads} is more than base.heads ({base.heads})"
         if self.experts > 1 and self.heads < base.heads:
-            return f"experts: {self.experts} experts have all {base.heads} heads, not {self.heads}"
+            return f"experts: attention with {self.experts} experts needs all {base.heads} heads, not {self.heads}"
         return ""
 
 
@@ -258,7 +257,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Head:
+class PredictionHead:
     """The prediction head.
 
     Args:
@@ -276,7 +275,7 @@ class Head:
         return {"experts": self.experts}
 
     @classmethod
-    def from_json(cls, value: object) -> "Head":
+    def from_json(cls, value: object) -> "PredictionHead":
         """The inverse of `to_json`. Raises ArchitectureError."""
         return cls(**as_object("head", value, (), ("experts",)))
 
@@ -286,7 +285,7 @@ class Embedding:
     """The word embedding.
 
     Args:
-        rank: the width of the embedding's table, whose rows a linear map without bias takes to the width of the model;
+        rank: the width of the embedding's table, whose rows a projection without bias takes to the width of the model;
             None: the table itself has the width of the model.
     """
 
@@ -301,9 +300,9 @@ class Embedding:
         if self.rank is None:
             return ""
         if base.embedding is not None:
-            return f"rank: {self.rank} is for a word embedding that base.embedding does not already factorize"
+            return "rank: base.embedding already factorizes the word embedding; remove the rank, or base.embedding"
         if self.rank >= base.width:
-            return f"rank: must be below base.width, which is {base.width}, not {self.rank}"
+            return f"rank: {self.rank} is not below base.width ({base.width})"
         return ""
 
     def to_json(self) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.layer import Embedding, Head, Layer
+from search_spaces.layer import Embedding, Layer, PredictionHead
 
 
-def free(base: Base, part: Head | Embedding) -> int:
+def free(base: Base, part: PredictionHead | Embedding) -> int:
     """The cost of a head or an embedding where `Limit.fixed` includes it."""
     return 0
 
@@ -18,7 +18,8 @@ class Limit:
     """An upper bound `maximum` on an integer cost that is additive over the layers, the head and the word embedding.
 
     Args:
-        name: "macs", for the number of multiplications and additions; "latency", in microseconds; or "size", in bytes.
+        name: "macs", in multiply-accumulates for a sentence of 128 tokens; "latency", in microseconds; or "size", in
+            bytes.
         fixed: the cost of everything else.
         layer_cost: the cost of a layer.
         maximum: the bound, in the unit of the cost.
@@ -29,14 +30,14 @@ class Limit:
     fixed: int
     layer_cost: Callable[[Base, Layer], int]
     maximum: int
-    head_cost: Callable[[Base, Head], int] = free
+    head_cost: Callable[[Base, PredictionHead], int] = free
     embedding_cost: Callable[[Base, Embedding], int] = free
 
-    def cost(self, base: Base, part: Layer | Head | Embedding) -> int:
+    def cost(self, base: Base, part: Layer | PredictionHead | Embedding) -> int:
         """The cost of a part of an architecture."""
         if isinstance(part, Layer):
             return self.layer_cost(base, part)
-        return self.head_cost(base, part) if isinstance(part, Head) else self.embedding_cost(base, part)
+        return self.head_cost(base, part) if isinstance(part, PredictionHead) else self.embedding_cost(base, part)
 
     def in_words(self, cost: int) -> str:
         """A cost as users write it: a latency in milliseconds, a size in megabytes."""

@@ -52,12 +52,12 @@ def nearest(space: Space, architecture: Architecture) -> Architecture:
     the nearest member or close to it.
     """
     graphs = [
-        graph if space.varies_graphs and space.spells(graph) else start
+        graph if space.varies_graphs and space.can_express(graph) else start
         for graph, start in zip(space.graphs_of(architecture), space.start_graphs, strict=True)
     ]
-    if not count_within(space.rows(graphs)[1], space.bounds):
+    if not count_within(space.options_of_parts(graphs)[1], space.bounds):
         graphs = list(space.start_graphs)  # with which a space always has members
-    (options, costs), bounds = space.rows(graphs), space.bounds
+    (options, costs), bounds = space.options_of_parts(graphs), space.bounds
     for row in costs:
         if len(row) == 1:
             bounds = bounds.without(row[0])
@@ -93,7 +93,9 @@ def _nearest_options(
 
 
 def is_step(one: Part, other: Part) -> bool:
-    """Whether two layers differ in either their number of heads or their other genes, or two other parts at all."""
+    """Whether replacing one part by the other is a single step: layers may differ in their heads or in their other
+    genes, but not in both; other parts just have to differ.
+    """
     if isinstance(one, Layer) and isinstance(other, Layer) and one.attention.heads != other.attention.heads:
         return (one.attention.experts, one.ffn) == (other.attention.experts, other.ffn)
     return one != other
@@ -102,7 +104,7 @@ def is_step(one: Part, other: Part) -> bool:
 def _size_steps(space: Space, architecture: Architecture, rng: random.Random) -> Iterator[Architecture]:
     steps = [
         (place, part)
-        for place, options in enumerate(space.rows(space.graphs_of(architecture))[0])
+        for place, options in enumerate(space.options_of_parts(space.graphs_of(architecture))[0])
         for part in options
         if is_step(architecture.parts[place], part)
     ]
@@ -148,7 +150,7 @@ def _repaired(
         yield changed
         return
     rest = space.bounds.without(add(*map(space.cost, parts)))
-    rows = zip(*space.rows(space.graphs_of(architecture)), strict=True)
+    rows = zip(*space.options_of_parts(space.graphs_of(architecture)), strict=True)
     fitting = []
     for other, (options, costs) in enumerate(rows):
         if other == place:

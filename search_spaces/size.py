@@ -1,8 +1,8 @@
 """What the file of an exported model takes, in closed form and in bytes: its weights, see `search_spaces.cost`, and a
 little for their names.
 
-In float32 a parameter has four bytes. In int8 (dynamic quantization of an ONNX model, `nas.export.int8`), each weight
-of a linear map or an embedding has one byte, each output channel of a linear map a scale (four bytes) and a zero point
+In float32 a parameter has four bytes. In int8 (dynamic quantization of an ONNX model, `nas.onnx.int8`), each weight of
+a linear layer or an embedding has one byte, each output channel of a linear layer a scale (four bytes) and a zero point
 (one), and biases and LayerNorms keep their four. All experts are stored.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from search_spaces import cost
 from search_spaces.base import Base
-from search_spaces.layer import Embedding, Head, Layer
+from search_spaces.layer import Embedding, Layer, PredictionHead
 from search_spaces.limits import Limit
 
 FLOAT, SCALE_AND_ZERO = 4, 5
@@ -64,7 +64,7 @@ class LayerBytes:
         weights = _bytes(cost.layer_params(base, layer), biases, norms, self.runtime)
         hashed = ffn.experts.count > 1 and not ffn.experts.gated
         described = DESCRIPTIONS[self.runtime]
-        blocks = ffn.stack * (described.block + hashed * base.vocabulary)  # a routing table has a byte for each word
+        blocks = ffn.stack * (described.block + hashed * base.vocabulary)  # a routing table has a byte for each token
         return weights + blocks + (not layer.left_out) * described.attention
 
 
@@ -76,7 +76,7 @@ class HeadBytes:
     num_labels: int
     head: cost.HeadCost
 
-    def __call__(self, base: Base, part: Head) -> int:
+    def __call__(self, base: Base, part: PredictionHead) -> int:
         params = cost.head_params(base, part, self.num_labels, self.head)
         if self.head.vocabulary:
             inner = base.embedding or base.width
@@ -93,7 +93,7 @@ def _bytes(params: int, biases: int, norms: int, runtime: str) -> int:
 
 
 def size_limit(maximum: int, runtime: str, num_labels: int, head: cost.HeadCost) -> Limit:
-    """The limit on the bytes of the file in this form, of models with this head."""
+    """The limit on the bytes of the file in this runtime, of models with this prediction head."""
     fixed = DESCRIPTIONS[runtime].model
     heads = HeadBytes(runtime, num_labels, head)
     return Limit("size", fixed, LayerBytes(runtime), maximum, heads, EmbeddingBytes(runtime))

@@ -1,10 +1,10 @@
-"""Search spaces: the genes of all layers, of the head and of the word embedding, or some of them, within a budget.
+"""Search spaces: the genes of all layers, of the prediction head and of the word embedding, or some, within a budget.
 
 Every sample and every mutation is valid by construction, without rejection sampling. `grammar` defines the graphs.
-Sizes, the combinations of all other genes (`genes.GENES`) of all parts, are sampled exactly uniformly from those within
-the budget: layer by layer, then for the head and the embedding, a uniform number is mapped through the inverse of the
-conditional distribution function, given what was chosen before. This only needs the number of ways to reach each
-total cost, which dynamic programming counts (`counting`).
+Sizes, the combinations of all other genes (`genes.GENES`) of all parts, are sampled uniformly from those within the
+budget (approximately if a part has more than 128): layer by layer, then for head and embedding, a uniform number is
+mapped through the inverse of the conditional distribution function, given what was chosen before. This only needs the
+number of ways to reach each total cost, which dynamic programming counts (`counting`).
 """
 
 import random
@@ -19,6 +19,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import CLASSIFIER, HeadCost, embedding_params, head_params, layer_params
 from search_spaces.counting import (
+    MANY,
     Bounds,
     Cost,
     add,
@@ -31,7 +32,7 @@ from search_spaces.counting import (
 from search_spaces.genes import SIZE_GENES, Part, blocks_and_experts, genes_of
 from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import FFN, Attention, Embedding, Head, Layer
+from search_spaces.layer import FFN, Attention, Embedding, Layer, PredictionHead
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
 from search_spaces.reasons import no_fit_reason, no_size_reason, setting_reason
@@ -70,7 +71,7 @@ class Space:
             `{"sizes"}` keeps its graphs.
         num_labels, head: the number of labels and the kind of the head, by which `cost.params` counts the head.
 
-    If a layer has very many sizes, samples are only close to uniform, and there is no lower bound (`counting`).
+    If a part has more than `counting.MANY` sizes, samples are only close to uniform, and there is no lower bound.
     A graph that combines values of different widths costs less ("narrow") or more ("wide") than the base graph. If no
     sizes would fit the budget with a sampled graph, its layer keeps the base graph (or the start's). This only happens
     if the budget is so tight that the layers above cannot compensate.
@@ -110,11 +111,11 @@ class Space:
             raise SpaceError(reason)
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
-        _, costs = self.rows(self.start_graphs)
+        _, costs = self.options_of_parts(self.start_graphs)
         if is_on_grid(costs) and self.bounds.low > sum(min(row)[0] for row in costs):
             raise SpaceError(
-                f"min_params: a space in which a layer has {max(map(len, costs)):,} sizes has no lower bound on "
-                "parameters: leave it out, or allow fewer sizes"
+                f"min_params: a lower bound works up to {MANY} options per layer, and this space has "
+                f"{max(map(len, costs)):,}: remove min_params, or allow fewer choices"
             )
         if not self.size_count():
             raise SpaceError(no_fit_reason(self.bounds, costs, self._fixed_params, self.limits))
@@ -125,7 +126,7 @@ class Space:
         Only calls `suggest_categorical`, always with the same choices for the same name, and `suggest_float` in [0, 1].
         """
         graphs = list(self.start_graphs)
-        _, costs = self.rows(graphs)
+        _, costs = self.options_of_parts(graphs)
         for layer in range(self.base.depth):
             if self._chooses_graph(layer):
                 graph = self.suggest_graph(trial, self._name(layer))
@@ -136,7 +137,9 @@ class Space:
         sizes = self.draw_sizes(
             costs, self.bounds, lambda place: trial.suggest_float(f"{self._name(place)}/size", 0.0, 1.0)
         )
-        return self.of_parts([options[size] for options, size in zip(self.rows(graphs)[0], sizes, strict=True)])
+        return self.of_parts(
+            [options[size] for options, size in zip(self.options_of_parts(graphs)[0], sizes, strict=True)]
+        )
 
     def choices(self, architecture: Architecture) -> dict[str, str | float]:
         """The values of a trial's parameters for which `suggest` returns this architecture.
@@ -153,7 +156,7 @@ class Space:
                 spelled = self.choices_of_graph(graph, self._name(layer))
                 assert spelled is not None  # it is a member
                 result |= spelled
-        all_options, costs = self.rows(graphs)
+        all_options, costs = self.options_of_parts(graphs)
         bounds = self.bounds
         for place, options in enumerate(all_options):
             chosen = options.index(architecture.parts[place])
@@ -193,9 +196,9 @@ class Space:
         return self._combined(Layer(Attention(self.base.heads), FFN(self.graph)))
 
     @cached_property
-    def head_sizes(self) -> tuple[Head, ...]:
-        """All sizes of the head."""
-        return self._combined(Head())
+    def head_sizes(self) -> tuple[PredictionHead, ...]:
+        """All sizes of the prediction head."""
+        return self._combined(PredictionHead())
 
     @cached_property
     def embedding_sizes(self) -> tuple[Embedding, ...]:
@@ -219,15 +222,13 @@ class Space:
         return self.varies_sizes and len(self.genes[name]) > 1
 
     def size_count(self) -> int:
-        """The number of ways to choose the sizes of all parts within the budget, with the base graph (or
-        the start's) in every layer.
-        """
-        return count_within(self.rows(self.start_graphs)[1], self.bounds)
+        """The number of ways to choose all sizes within the budget, with the base graph (or the start's) everywhere."""
+        return count_within(self.options_of_parts(self.start_graphs)[1], self.bounds)
 
     def of_parts(self, parts: Sequence[Part]) -> Architecture:
         """The architecture of these layers, this head and this embedding."""
         *layers, head, embedding = parts
-        assert isinstance(head, Head) and isinstance(embedding, Embedding)
+        assert isinstance(head, PredictionHead) and isinstance(embedding, Embedding)
         return Architecture(self.base, tuple(part for part in layers if isinstance(part, Layer)), head, embedding)
 
     @property
@@ -254,7 +255,7 @@ class Space:
         if self.start is None:
             return (self.graph,) * self.base.depth
         return tuple(
-            ffn.graph if ffn.stack and (self.spells(ffn.graph) or not self.varies_graphs) else self.graph
+            ffn.graph if ffn.stack and (self.can_express(ffn.graph) or not self.varies_graphs) else self.graph
             for ffn in self.start.ffns
         )
 
@@ -263,7 +264,7 @@ class Space:
         pairs = zip(architecture.ffns, self.start_graphs, strict=True)
         return [ffn.graph if ffn.stack else start for ffn, start in pairs]
 
-    def spells(self, graph: FFNGraph) -> bool:
+    def can_express(self, graph: FFNGraph) -> bool:
         """Whether the space's grammar can express this graph."""
         return self.choices_of_graph(graph, "") is not None
 
@@ -284,7 +285,7 @@ class Space:
 
     @cached_property
     def _fixed_params(self) -> int:
-        """The parameters outside the layers and the head with the smallest embedding; others cost what they add."""
+        """Parameters of the smallest word embedding and of all else outside layers and prediction head."""
         return min(embedding_params(self.base, part) for part in self.embedding_sizes)
 
     def _chooses_graph(self, layer: int) -> bool:
@@ -299,7 +300,7 @@ class Space:
         return cost
 
     def _new_cost(self, part: Part) -> Cost:
-        if isinstance(part, Head):
+        if isinstance(part, PredictionHead):
             params = head_params(self.base, part, self.num_labels, self.head)
         elif isinstance(part, Embedding):
             params = embedding_params(self.base, part) - self._fixed_params
@@ -311,10 +312,8 @@ class Space:
         """All that a layer can be with this graph, cheapest first."""
         return self._row(layer, graph)[0]
 
-    def rows(self, graphs: Sequence[FFNGraph]) -> tuple[list[tuple[Part, ...]], list[tuple[Cost, ...]]]:
-        """All that each layer can be with its graph, all heads and all embeddings, cheapest first; and the costs of
-        these options.
-        """
+    def options_of_parts(self, graphs: Sequence[FFNGraph]) -> tuple[list[tuple[Part, ...]], list[tuple[Cost, ...]]]:
+        """All that each layer can be with its graph, all heads and all embeddings, cheapest first; and their costs."""
         rows = [*(self._row(layer, graph) for layer, graph in enumerate(graphs)), *self._other_rows]
         return [options for options, _ in rows], [costs for _, costs in rows]
 
@@ -383,13 +382,13 @@ class Space:
         if architecture.base != self.base:
             return "it is on another base"
         graphs = self.graphs_of(architecture)
-        for place, options in enumerate(self.rows(graphs)[0]):
+        for place, options in enumerate(self.options_of_parts(graphs)[0]):
             part = architecture.parts[place]
             if part not in options:
                 sizes = ", ".join(f"{name} {gene.read(part)}" for name, gene in genes_of(part).items() if gene.key)
                 return f"{f'layers[{place}]' if isinstance(part, Layer) else f'the {self._name(place)}'} has {sizes}"
         for layer, graph in enumerate(graphs):
-            if not (self.spells(graph) if self.varies_graphs else graph == self.start_graphs[layer]):
+            if not (self.can_express(graph) if self.varies_graphs else graph == self.start_graphs[layer]):
                 return f"layers[{layer}] has the graph {graph}"
         return "" if self.within_budget(architecture) else "its costs are outside the budget"
 

@@ -1,13 +1,14 @@
-"""Cut the vocabulary of an encoder to the pieces that a text uses, and all that spell anything.
+"""Cut the vocabulary of an encoder to the tokens that occur in a text, and the base alphabet.
 
-    python -m supernet.cut_vocabulary CHECKPOINT --task NAME --out DIR [--data DIR] [--pieces N]
+    python -m supernet.cut_vocabulary CHECKPOINT --task NAME --out DIR [--data DIR] [--vocab-size N]
     python -m supernet.cut_vocabulary CHECKPOINT --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
     python -m supernet.cut_vocabulary CHECKPOINT --corpus FILE|DIR|NAME ... --out DIR
 
 CHECKPOINT is an encoder with any head, or the folder of a student; its tokenizer is a fast one: WordPiece, BPE or
-Unigram. DIR gets the same model with fewer rows in its embeddings, and a tokenizer with as many pieces. Training rows
-are divided into the same pieces as before, so that the model computes the same for them, unless --pieces is smaller.
-Other text may be divided into more pieces. If CHECKPOINT has a head for the rows, the scores of both are measured.
+Unigram. DIR gets the same model with fewer rows in its embeddings, and a tokenizer with as many tokens. Training rows
+are tokenized as before, so that the model computes the same for them, unless more tokens occur in them than
+--vocab-size. Other text may be divided into more tokens. If CHECKPOINT has a head for the rows, the scores of both are
+measured.
 """
 
 import argparse
@@ -43,8 +44,8 @@ def parser() -> Parser:
     add = result.add_argument
     add("checkpoint", help="an encoder (a folder, or a name on the hub), or the folder of a student")
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder of the smaller checkpoint")
-    most = "keep at most N pieces, the most frequent (default: all that the rows use)"
-    add("--pieces", type=at_least(1), metavar="N", help=most)
+    most = "keep at most N tokens, the most frequent (default: all that occur in the rows)"
+    add("--vocab-size", dest="pieces", type=at_least(1), metavar="N", help=most)  # the key in metrics.json
     rows = result.add_argument_group("rows")
     add_rows_options(rows)
     text = "text without labels, one source or several: a .txt file, a folder of such files, or a hub data set"
@@ -109,11 +110,11 @@ def run(options: argparse.Namespace) -> int:
     with scratch_folder() as folder:
         small = cut_tokenizer(tokenizer, kept, folder)
     after = load_examples(untruncated, small, labels_of(config))
-    otherwise = count_otherwise(examples, after, kept, most)
+    differently = count_retokenized(examples, after, kept, most)
     model = with_head_for(source, model, examples)
     models = {WHOLE: model, CUT: cut_model(model, kept)}
     measured = measurements(models, {WHOLE: examples, CUT: after}, options.max_length, accelerator)
-    metrics = report(options, examples, accelerator, measured, spelled_otherwise=otherwise)
+    metrics = report(options, examples, accelerator, measured, spelled_otherwise=differently)
     if not scorable(model, examples):
         metrics["metrics"] = ()
 
@@ -129,21 +130,21 @@ def run(options: argparse.Namespace) -> int:
     return show(options, console, metrics, *lines(metrics))
 
 
-def count_otherwise(before: "Examples", after: "Examples", kept: Sequence[int], most: int | None) -> dict[str, int]:
-    """The number of examples that are divided into other pieces than before, by the name of the split.
+def count_retokenized(before: "Examples", after: "Examples", kept: Sequence[int], most: int | None) -> dict[str, int]:
+    """The number of examples that are divided into other tokens than before, by the name of the split.
 
     Raises:
-        RuntimeError: training rows are, although all their pieces are kept; only a word with an unknown character may
-            be, since a shorter piece at its start may be followed by one with that character.
+        RuntimeError: training rows are, although all their tokens are kept; only a word with an unknown character may
+            be, since a shorter token at its start may be followed by one with that character.
     """
-    from supernet.vocabulary import having, spelled_otherwise
+    from supernet.vocabulary import examples_with_token, tokenized_differently
 
-    train = spelled_otherwise(before.train, after.train, kept)
-    if most is None and (wrong := set(train.tolist()) - having(before.train, before.tokenizer.unk_token_id)):
-        raise RuntimeError(f"training row {min(wrong)} is divided into other pieces, although all of its own are kept")
+    train, unknown = tokenized_differently(before.train, after.train, kept), before.tokenizer.unk_token_id
+    if most is None and (wrong := set(train.tolist()) - examples_with_token(before.train, unknown)):
+        raise RuntimeError(f"training row {min(wrong)} is divided into other tokens, although all of its own are kept")
     counts = {"train": len(train)}
     if before.eval_set is not None and after.eval_set is not None:
-        counts["dev"] = len(spelled_otherwise(before.eval_set.encoded, after.eval_set.encoded, kept))
+        counts["dev"] = len(tokenized_differently(before.eval_set.encoded, after.eval_set.encoded, kept))
     return counts
 
 
@@ -226,12 +227,12 @@ def truncated(model: "PreTrainedModel", examples: "Examples", max_length: int) -
 def lines(metrics: Mapping[str, Any]) -> Iterator[str]:
     """What metrics.json has and its table does not."""
     whole, cut = (metrics["models"][name] for name in (WHOLE, CUT))
-    yield f"pieces:         {whole['pieces']:,} → {cut['pieces']:,}"
+    yield f"vocabulary:     {whole['pieces']:,} → {cut['pieces']:,} tokens"
     yield f"weights:        {whole['bytes'] / 1e6:.1f} MB → {cut['bytes'] / 1e6:.1f} MB"
     yield f"tokens per row: {whole['tokens_per_row']:.2f} → {cut['tokens_per_row']:.2f}"
     rows = {"train": "training rows", "dev": "dev rows"}
     of = {name: f"{count:,} {rows[name]}" for name, count in metrics["spelled_otherwise"].items()}
-    yield f"divided into other pieces than before: {' and '.join(of.values())}"
+    yield f"divided into other tokens than before: {' and '.join(of.values())}"
 
 
 if __name__ == "__main__":

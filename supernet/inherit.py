@@ -33,7 +33,7 @@ def inherit(
     A layer inherits the supernet's leading heads, its lowest blocks and their leading inner channels; one that is left
     out inherits nothing. Norms, embeddings and prediction heads are inherited completely (EfficientBERT, section 3.2:
     stacked FFNs are sliced from bottom to top, linear operations from left to right); of a word embedding of lower
-    rank, the words are projected onto their `principal_axes`. A `gate` that the supernet does not have is initialized
+    rank, its rows are projected onto their `principal_axes`. A `gate` that the supernet does not have is initialized
     to the constant one (weight 0, bias 1), so that `mul(f,gate(x))` equals f.
 
     Each expert inherits the channels that `expert_channels` gives it, and the whole bias of `project`. A learned router

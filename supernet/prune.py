@@ -1,12 +1,13 @@
-"""Prune an encoder to a fraction of its layers: attention heads and FFN channels of all layers, by their importance.
+"""Prune an encoder to a fraction of its layers: attention heads and neurons of all layers, by their importance.
 
-    python -m supernet.prune CHECKPOINT --keep 5% --task NAME --out DIR [--data DIR]
-    python -m supernet.prune CHECKPOINT --keep 5% --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
+    python -m supernet.prune CHECKPOINT --keep-params 5% --task NAME --out DIR [--data DIR]
+    python -m supernet.prune CHECKPOINT --keep-params 5% --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
 
 CHECKPOINT was fine-tuned on the task. Importance is the absolute change of a row's loss, to first order, if a head
-or channel is masked, summed over training rows and divided by the l2 norm of these sums over its layer. The most
-important heads of all layers are kept, and the most important channels. DIR gets an ordinary checkpoint of that size
-with its architecture.json, for `python -m distill --student DIR` and `python -m nas.export DIR`.
+or neuron is masked, summed over training rows and divided by the l2 norm of these sums over its layer. The most
+important heads of all layers are kept, and the most important neurons. DIR gets a student checkpoint of that
+size, which loads with trust_remote_code, and its architecture.json, for `python -m distill --student DIR` and
+`python -m nas.export DIR`.
 """
 
 import argparse
@@ -35,7 +36,8 @@ def parser() -> Parser:
     add = result.add_argument
     add("checkpoint", help="a fine-tuned encoder: a folder, or a name on the hub")
     add(
-        "--keep",
+        "--keep-params",
+        dest="keep",  # the key in metrics.json
         required=True,
         type=_fraction,
         metavar="FRACTION",
@@ -96,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         pruned, architecture = pruned_to(dense.to(accelerator.device), batches, options.keep)
     except PruningError as error:
-        raise PruningError(f"--keep {error}") from None
+        raise PruningError(f"--keep-params {error}") from None
     models = {"dense": dense, "pruned": pruned}
     measured = measure(models, examples.eval_set, accelerator)
     for name, model in models.items():
@@ -114,8 +116,8 @@ def run(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True, stderr=options.json)
     kept = f"{measured['pruned']['encoder_share']:.2%} of the parameters of the encoder's layers"
     lines = (
-        f"heads of each layer:    {' '.join(map(str, heads))}",
-        f"channels of each layer: {' '.join(map(str, widths))}",
+        f"heads of each layer:   {' '.join(map(str, heads))}",
+        f"neurons of each layer: {' '.join(map(str, widths))}",
     )
     return show(options, console, metrics, kept, *lines)
 

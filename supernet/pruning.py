@@ -69,17 +69,17 @@ def choose(
         steps = (Fraction(step, 10_000) for step in range(int(10_000 * fraction) + 1, 10_001))
         enough = next(larger for larger in steps if _numbers_kept(base, larger)[1] >= base.depth)
         raise PruningError(
-            f"{float(100 * fraction):g}%: {heads} heads and a channel in every layer have more parameters; the "
-            f"next larger fraction that is enough is {float(100 * enough):g}%"
+            f"{float(100 * fraction):g}%: too few parameters for {heads} head{'s' * (heads != 1)} and one neuron in "
+            f"every layer; the next larger fraction that works is {float(100 * enough):g}%"
         )
     return Kept(_most_important(head_importance, heads, 0), _most_important(channel_importance, channels, 1))
 
 
 def _numbers_kept(base: Base, fraction: Fraction) -> tuple[int, int]:
     """How many heads and channels of all layers a fraction leaves; if it is too small, fewer channels than layers."""
-    head = base.width // base.heads * (4 * base.width + 3)  # of query, key, value and output maps
+    head = base.width // base.heads * (4 * base.width + 3)  # of query, key, value and output projections
     channel = 2 * base.width + 1
-    rest = 6 * base.width  # LayerNorms, and the biases of the output maps
+    rest = 6 * base.width  # LayerNorms, and the biases of the output projections
     heads = int(fraction * base.depth * base.heads)
     budget = int(fraction * base.depth * (base.heads * head + base.inner * channel + rest))
     return heads, (budget - base.depth * rest - heads * head) // channel
@@ -116,7 +116,7 @@ def cut(whole: PreTrainedModel, kept: Kept, architecture: Architecture) -> PreTr
     """The model in eval mode with only these heads and channels of each layer.
 
     Args:
-        whole: a student with one dense block in every layer and any head; its attentions may lack heads already.
+        whole: a student with one dense block in every layer and any head; its layers may lack heads already.
         kept: indices among the heads and channels that it has.
         architecture: that of the result.
     """

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(options.like)
     if architecture.base.vocabulary < len(tokenizer):
         raise StudentError(
-            f"the architecture has {architecture.base.vocabulary:,} words and the tokenizer of {options.like} "
+            f"the architecture has {architecture.base.vocabulary:,} tokens and the tokenizer of {options.like} "
             f"{len(tokenizer):,}: change base.vocabulary"
         )
     labels = labels_of(config) or [str(number) for number in range(config.num_labels)]

@@ -1,4 +1,4 @@
-"""Cutting a vocabulary: which pieces are kept, and the tokenizer and the model that have only these.
+"""Cutting a vocabulary: which tokens are kept, and the tokenizer and the model that have only these.
 
 A token id is a row of the word embedding. The kept ids stay in their order and are numbered anew from 0.
 """
@@ -27,7 +27,7 @@ WITHOUT_IDS = ("ByteLevel",)
 
 
 class VocabularyError(UserError, ValueError):
-    """A vocabulary cannot be cut, or not to so few pieces."""
+    """A vocabulary cannot be cut, or not to so few tokens."""
 
 
 def tokenizer_parts(tokenizer: Any) -> dict[str, Any]:
@@ -44,57 +44,55 @@ def tokenizer_parts(tokenizer: Any) -> dict[str, Any]:
         )
     parts: dict[str, Any] = json.loads(backend.to_str())
     kind = parts["model"]["type"]
-    if kind not in SPELLING:
+    if kind not in BASE_ALPHABET:
         raise VocabularyError(
             f"{TOKENIZER_FILE} has a model of type {kind!r}, which cannot be cut: use a tokenizer of the type "
-            f"{', '.join(SPELLING)}"
+            f"{', '.join(BASE_ALPHABET)}"
         )
     _renumbered(parts["post_processor"], None)
     return parts
 
 
-def kept_ids(
-    tokenizer: Any, frequencies: Tensor, pieces: int | None = None, also: Iterable[int] = ()
-) -> tuple[int, ...]:
-    """The ids that are kept, ascending: of special and added tokens, of all pieces that spell anything, and of the
-    pieces that occur. With those of BPE are kept all from which they are merged.
+def kept_ids(tokenizer: Any, frequencies: Tensor, most: int | None = None, also: Iterable[int] = ()) -> tuple[int, ...]:
+    """The ids that are kept, ascending: of special and added tokens, of the tokenizer's `BASE_ALPHABET`, and of the
+    tokens that occur. For BPE, the tokens from which a kept token is merged are kept, too.
 
     Args:
         frequencies: of every token id in a text (vocabulary,), as `distill.tasks.encoding.token_frequencies` counts.
-        pieces: the largest number of ids. The most frequent pieces are kept, up to the first for which there is no
-            room; None: all that occur.
+        most: the largest number of ids. The most frequent tokens are kept, up to the first for which there is no room;
+            None: all that occur.
         also: further ids that are kept, such as those that a model's configuration names.
 
     Raises:
-        VocabularyError: the tokenizer cannot be cut, or `pieces` is too small for any text to be spelled.
+        VocabularyError: the tokenizer cannot be cut, or `most` is too small for any text to be tokenized.
     """
     model, ids = tokenizer_parts(tokenizer)["model"], tokenizer.get_vocab()
     parts_of = _parts_of(model)
     kept = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids, *also}
-    names = {token_id: piece for piece, token_id in ids.items()}
-    kept |= {ids[piece] for piece in SPELLING[model["type"]](model)}
-    if pieces is not None and pieces < len(kept):
+    names = {token_id: token for token, token_id in ids.items()}
+    kept |= {ids[token] for token in BASE_ALPHABET[model["type"]](model)}
+    if most is not None and most < len(kept):
         raise VocabularyError(
-            f"{pieces:,} pieces are too few: {len(kept):,} are special or spell anything; give at least as many"
+            f"--vocab-size {most}: special tokens and the base alphabet alone are {len(kept)}; give at least as many"
         )
     counts = frequencies.tolist()
     used = sorted((i for i, count in enumerate(counts) if count and i not in kept), key=lambda i: (-counts[i], i))
     for token_id in used:
-        needed = {ids[piece] for piece in _with_parts(names[token_id], parts_of)} - kept
-        if pieces is not None and len(kept) + len(needed) > pieces:
+        needed = {ids[token] for token in _with_parts(names[token_id], parts_of)} - kept
+        if most is not None and len(kept) + len(needed) > most:
             break
         kept |= needed
     return tuple(sorted(kept))
 
 
 def cut_tokenizer(tokenizer: Any, kept: Sequence[int], folder: Path) -> Any:
-    """A tokenizer that has only the pieces with these ids, written to a folder and loaded from there.
+    """A tokenizer that has only the tokens with these ids, written to a folder and loaded from there.
 
     Args:
         kept: ids, ascending; they become the ids 0, 1, ...
 
     Raises:
-        VocabularyError: the tokenizer cannot be cut, or what is loaded does not have these pieces under these ids.
+        VocabularyError: the tokenizer cannot be cut, or what is loaded does not have these tokens under these ids.
     """
     parts, new = tokenizer_parts(tokenizer), {old: number for number, old in enumerate(kept)}
     model = parts["model"]
@@ -102,7 +100,7 @@ def cut_tokenizer(tokenizer: Any, kept: Sequence[int], folder: Path) -> Any:
         model["vocab"] = [entry for token_id, entry in enumerate(model["vocab"]) if token_id in new]
         model["unk_id"] = new.get(model["unk_id"])
     else:
-        model["vocab"] = {piece: new[token_id] for piece, token_id in model["vocab"].items() if token_id in new}
+        model["vocab"] = {token: new[token_id] for token, token_id in model["vocab"].items() if token_id in new}
     if "merges" in model:
         model["merges"] = [
             merge for merge in model["merges"] if {*_pair(merge), _merged(model, merge)} <= model["vocab"].keys()
@@ -115,10 +113,11 @@ def cut_tokenizer(tokenizer: Any, kept: Sequence[int], folder: Path) -> Any:
         cut = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library tokenizers has no type of its own for what it cannot read
         raise VocabularyError(f"the cut {TOKENIZER_FILE} cannot be loaded: {reason(error)}") from None
-    expected = {piece: new[token_id] for piece, token_id in tokenizer.get_vocab().items() if token_id in new}
+    expected = {token: new[token_id] for token, token_id in tokenizer.get_vocab().items() if token_id in new}
     if cut.get_vocab() != expected or cut("").input_ids != [new[token_id] for token_id in tokenizer("").input_ids]:
         raise VocabularyError(
-            f"{TOKENIZER_FILE} cannot be cut: a {type(cut).__name__} gives the kept pieces other ids when it is loaded"
+            f"{TOKENIZER_FILE} cannot be cut: a {type(cut).__name__} does not keep the ids of its tokens when it is "
+            "loaded; save the tokenizer as PreTrainedTokenizerFast"
         )
     return cut
 
@@ -143,7 +142,7 @@ def ids_in_use(tokenizer: Any, config: Any) -> set[int]:
         numbers = set(value) if isinstance(value, list) else {value}
         if not numbers <= known:
             raise VocabularyError(
-                f"config.json: {name} is {value}, which its tokenizer does not have: set it to one of its ids, or null"
+                f"config.json: {name} is {value}, which is not an id of the tokenizer: correct it, or set it to null"
             )
         result |= numbers
     return result
@@ -183,8 +182,8 @@ def cut_model(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
     return cut.train(model.training)
 
 
-def spelled_otherwise(before: Encoded, after: Encoded, kept: Sequence[int]) -> np.ndarray:
-    """The numbers of the examples that the cut tokenizer divides into other pieces: int64 (rows,). A question is one
+def tokenized_differently(before: Encoded, after: Encoded, kept: Sequence[int]) -> np.ndarray:
+    """The numbers of the examples that the cut tokenizer divides into other tokens: int64 (rows,). A question is one
     example.
 
     Args:
@@ -200,7 +199,7 @@ def spelled_otherwise(before: Encoded, after: Encoded, kept: Sequence[int]) -> n
     return np.fromiter(differ, np.int64)
 
 
-def having(encoded: Encoded, token_id: int | None) -> set[int]:
+def examples_with_token(encoded: Encoded, token_id: int | None) -> set[int]:
     """The numbers of the examples that have this token."""
     if token_id is None:
         return set()
@@ -217,26 +216,26 @@ def _bounds(encoded: Encoded) -> list[tuple[int, int]]:
 def _word_pieces(model: Mapping[str, Any]) -> set[str]:
     """The single characters, at the start of a word and within it, and the unknown word."""
     prefix, unknown = model["continuing_subword_prefix"], model["unk_token"]
-    return {piece for piece in model["vocab"] if 1 in (len(piece), len(piece.removeprefix(prefix))) or piece == unknown}
+    return {token for token in model["vocab"] if 1 in (len(token), len(token.removeprefix(prefix))) or token == unknown}
 
 
 def _symbols(model: Mapping[str, Any]) -> set[str]:
-    """What BPE merges: bytes or characters, and nothing that is merged."""
+    """What BPE merges first: bytes or characters, and nothing that is merged."""
     return set(model["vocab"]) - _parts_of(model).keys()
 
 
 def _unigrams(model: Mapping[str, Any]) -> set[str]:
-    """The single characters, the single bytes, the unknown piece, and that of the lowest score, from which the unknown
+    """The single characters, the single bytes, the unknown token, and that of the lowest score, from which the unknown
     one's is computed.
     """
     byte, vocabulary, unknown = {f"<0x{number:02X}>" for number in range(256)}, model["vocab"], model["unk_id"]
-    singles = {piece for piece, _ in vocabulary if len(piece) == 1 or piece in byte}
+    singles = {token for token, _ in vocabulary if len(token) == 1 or token in byte}
     lowest = min(vocabulary, key=lambda entry: entry[1])[0]
     return {*singles, lowest, *([] if unknown is None else [vocabulary[unknown][0]])}
 
 
-# By the type of a tokenizer's model: the pieces that spell anything that the whole vocabulary can spell.
-SPELLING = {"WordPiece": _word_pieces, "BPE": _symbols, "Unigram": _unigrams}
+# By the type of a tokenizer's model: the tokens into which it can divide any text that it can divide at all.
+BASE_ALPHABET = {"WordPiece": _word_pieces, "BPE": _symbols, "Unigram": _unigrams}
 
 
 def _pair(merge: Any) -> tuple[str, str]:
@@ -246,22 +245,22 @@ def _pair(merge: Any) -> tuple[str, str]:
 
 
 def _merged(model: Mapping[str, Any], merge: Any) -> str:
-    """The piece that a merge makes."""
+    """The token that a merge makes."""
     left, right = _pair(merge)
     return left + right[len(model["continuing_subword_prefix"] or "") :]
 
 
 def _parts_of(model: Mapping[str, Any]) -> dict[str, set[str]]:
-    """For each piece that merges make, the parts from which they make it."""
+    """For each token that merges make, the parts from which they make it."""
     result: dict[str, set[str]] = {}
     for merge in model.get("merges", ()):
         result.setdefault(_merged(model, merge), set()).update(_pair(merge))
     return result
 
 
-def _with_parts(piece: str, parts_of: Mapping[str, set[str]]) -> set[str]:
-    """A piece and all pieces from which it can be merged."""
-    found, waiting = {piece}, [piece]
+def _with_parts(token: str, parts_of: Mapping[str, set[str]]) -> set[str]:
+    """A token and all tokens from which it can be merged."""
+    found, waiting = {token}, [token]
     while waiting:
         new = parts_of.get(waiting.pop(), set()) - found
         found |= new

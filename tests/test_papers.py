@@ -253,7 +253,7 @@ class World:
 
     @cached_property
     def pruned(self) -> Path:
-        return self.run("supernet.prune", f"{self.teacher} {self.on_sst2} --keep 5%", "pruned")
+        return self.run("supernet.prune", f"{self.teacher} {self.on_sst2} --keep-params 5%", "pruned")
 
     def smallest(self, program: str, words: Sequence[str]) -> list[str]:
         """The command with the files of this folder for the names in capitals, and with few and small steps."""

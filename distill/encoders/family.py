@@ -19,7 +19,7 @@ CHANNELS, HEADS = "channels", "heads"
 # routing table; and the prefix of the names in a head of experts.
 BLOCK_GATE, ATTENTION_GATE, TABLE = "ffn.{}.router.weight", "attention.router.weight", "router.table"
 EXPERT_HEAD = "classifier."
-# The output maps of masked language models, which may be tied to the word embedding.
+# The output embeddings of masked language models, which may be tied to the word embedding.
 DECODERS = ("cls.predictions.decoder", "lm_head.decoder")
 _IN_BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(\w+)")
 

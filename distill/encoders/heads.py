@@ -12,8 +12,8 @@ Heads = tuple[int, ...]
 
 
 def heads_of(config: Any) -> tuple[Heads, ...]:
-    """The heads of every layer of a model with this configuration. A model that does not say otherwise has all of them
-    in their order, and heads of a layer with fewer are then `UNKNOWN`.
+    """The heads of every layer of a model with this configuration. Without `kept_heads`, a layer with all heads has
+    them in order, and those of a layer with fewer are `UNKNOWN`.
     """
     if (kept := getattr(config, "kept_heads", None)) is not None:
         return tuple(map(tuple, kept))
@@ -22,8 +22,8 @@ def heads_of(config: Any) -> tuple[Heads, ...]:
     return tuple(everything if count == len(everything) else (UNKNOWN,) * count for count in counts)
 
 
-def has_usual_heads(config: Any) -> bool:
-    """Whether every layer has all heads in their order."""
+def has_all_heads_in_order(config: Any) -> bool:
+    """Whether every layer has all heads, in order."""
     return set(heads_of(config)) == {tuple(range(config.num_attention_heads))}
 
 
@@ -31,7 +31,7 @@ def counterparts(student: Heads, teacher: Heads) -> list[int] | None:
     """The places of the student's heads in a layer of the teacher; None if these are all of that layer, in its order.
 
     Raises:
-        ValueError: the teacher's layer does not have a head.
+        ValueError: the teacher's layer lacks one of the student's heads.
     """
     return None if student == teacher else [teacher.index(head) for head in student]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from distill.encoders.heads import has_usual_heads
+from distill.encoders.heads import has_all_heads_in_order
 from distill.objectives.base import Objective
 from distill.objectives.outputs import ATTENTION_SCORES, RELATIONS, Batch
 from distill.tasks.encoding import Encoded
@@ -134,7 +134,7 @@ class ObjectiveSpec:
         for term in objective.terms:
             for side, model, needs in (("student", student, term.needs), ("teacher", teacher, term.teacher_needs)):
                 of_attention = {need.partition(".")[0] for need in needs} & {ATTENTION_SCORES, RELATIONS}
-                if of_attention and not term.by_heads and not has_usual_heads(model):
+                if of_attention and not term.by_heads and not has_all_heads_in_order(model):
                     raise ValueError(
                         f"{self.name} compares attention of {model.num_attention_heads} heads in their order, and the "
                         f"{side}'s layers have other ones: choose an objective that compares none, such as kd"

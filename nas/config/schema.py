@@ -316,7 +316,7 @@ class StudyConfig(Table):
         if self.stage3.evaluation == "trained" and len(self.tasks) > 1:
             raise ValueError("stage3.evaluation: candidates are trained on one task only; use untrained or one_shot")
         if self.space.ranks is not None and "one_shot" in (self.stage3.evaluation, self.final.start):
-            raise ValueError("space.ranks: the one-shot supernet has words of full rank only: leave out one of the two")
+            raise ValueError("space.ranks: the one-shot supernet only has the full rank: leave out one of the two")
         return self
 
     @model_validator(mode="after")
@@ -364,10 +364,6 @@ class StudyConfig(Table):
     @model_validator(mode="after")
     def _experts_can_be_searched(self) -> "StudyConfig":
         because = self.latency_key
-        if because and self.space.ranks is not None:
-            raise ValueError(
-                f"space.ranks: {because} does not include their maps: limit max_params or max_macs instead"
-            )
         counts = {name: getattr(self.space, name) for name in ("attention_experts", "head_experts")}
         for name, values in counts.items():
             if because and len(values) > 1:

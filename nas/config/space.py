@@ -40,7 +40,7 @@ class SpaceTable(Table):
         max_macs: the limit on the multiply-accumulates for a sentence of 128 tokens.
         max_latency: the limit on the latency, measured as `deployment` says, such as "12ms", or "0.25x" for a quarter
             of the teacher's.
-        max_size: the limit on the file of the weights in the form of `deployment.runtime`, such as "10MB" (10,000,000
+        max_size: the limit on the file of the weights, as `deployment.runtime` stores them, such as "10MB" (10,000,000
             bytes).
         slack: without `min_params`, the lower bound on parameters lies below the upper one by this fraction of
             the distance to the smallest architecture.

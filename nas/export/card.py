@@ -40,7 +40,7 @@ class Card:
         form: the family of which the model is an ordinary checkpoint, which needs no code of its own; None if it is a
             student.
         cost_of_form: what this costs; "" without a form.
-        forms: by the names of ONNX files, the scores as `nas.onnx.int8.scores_of_forms` returns them, or None.
+        forms: by the names of ONNX files, the scores as `nas.onnx.int8.scores_of_models` returns them, or None.
         latency: None if it was not measured.
         command: the words of the export's command line.
     """
@@ -180,11 +180,11 @@ class Card:
         counts = {attention_experts(config, layer) for layer in range(config.num_hidden_layers)}
         if max(counts) > 1:
             number = " to ".join(map(str, sorted({min(counts), max(counts)})))
-            extra.append(f"Every layer has {number} attentions, of which a gate chooses one a token.")
+            extra.append(f"Every layer has {number} attention experts, of which a gate chooses one a token.")
         if (heads := getattr(config, "head_experts", 1)) > 1:
             extra.append(f"The head has {heads} experts, of which a gate chooses one a sentence.")
         if (rank := config.embedding_rank) is not None:
-            extra.append(f"The word embedding has rank {rank}: a linear map takes its rows to the width of the model.")
+            extra.append(f"The word embedding has rank {rank}: a projection takes its rows to the width of the model.")
         if self.form:
             extra.append(f"As an ordinary {self.form} model: {self.cost_of_form}.")
         return "\n\n".join([text, *extra])

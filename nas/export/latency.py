@@ -1,7 +1,7 @@
 """The latencies of teacher, base model and student in torch, ONNX and int8, and what their MACs predict.
 
-Speeds compare models in the same form, since a teacher can be exported just as well; how fast a model is in its form
-against the teacher in torch is said after that.
+Speeds compare models in the same runtime, since a teacher can be exported just as well; how fast a model is in its
+runtime against the teacher in torch is said after that.
 """
 
 import time
@@ -97,7 +97,7 @@ class LatencyReport:
         return self.macs[TEACHER] / self.macs[STUDENT]
 
     def speedups(self) -> list[dict[str, Any]]:
-        """For each form and batch: the speed of the student relative to the teacher's in the same form and in torch."""
+        """For each runtime and batch: the student's speed relative to the teacher's in that runtime and in torch."""
         rows = []
         for timing in self.timings:
             torch_teacher = self.median(TEACHER, TORCH, timing.batch)
@@ -135,7 +135,7 @@ class LatencyReport:
         """How it was measured, and what the speeds of the table are relative to."""
         speeds = ""
         if any(timing.model == TEACHER for timing in self.timings):
-            speeds = "; speeds are relative to the teacher in the same form"
+            speeds = "; speeds are relative to the teacher in the same runtime"
             if any(timing.form != TORCH for timing in self.timings):
                 speeds += ", and in the next column to the teacher in torch"
         return (
@@ -145,12 +145,12 @@ class LatencyReport:
 
     def table(self) -> Table:
         """A row for each model and form: for each batch the median with the quartiles, the speed relative to the
-        teacher's in the same form, and where that is not torch, the speed relative to the teacher's in torch.
+        teacher's in the same runtime, and where that is not torch, the speed relative to the teacher's in torch.
         """
         batches = list(dict.fromkeys(timing.batch for timing in self.timings))
         columns = [Column("model", is_text=True), Column("form", is_text=True)]
         for batch in batches:
-            columns += map(Column, (f"batch {batch}: ms (quartiles)", "speed, same form", "speed, to torch"))
+            columns += map(Column, (f"batch {batch}: ms (quartiles)", "speed, same runtime", "speed, to torch"))
         rows: dict[tuple[str, str], list[str]] = {}
         for timing in self.timings:
             same_form = self.median(TEACHER, timing.form, timing.batch)

@@ -24,7 +24,7 @@ from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, Exp
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
 from nas.export.ordinary import ordinary_architecture, ordinary_form
 from nas.latency.settings import device_name
-from nas.onnx.int8 import quantize, scores_of_forms
+from nas.onnx.int8 import quantize, scores_of_models
 from nas.onnx.model import OnnxModel, check_installed, export_onnx, verify
 from nas.preparation.context import preparation_context
 from nas.preparation.teacher import dev_set
@@ -165,7 +165,7 @@ def scores(
     if trained_with != count:
         progress.result(f"the dev split has {count} rows here; after the training it had {trained_with}")
     progress.update("scores", None)
-    by_file = scores_of_forms(dev, models, ONNX_FILE)
+    by_file = scores_of_models(dev, models, ONNX_FILE)
     progress.finish()
     for name, of_metrics in by_file.items():
         for metric, row in of_metrics.items():
@@ -183,7 +183,7 @@ def measure(
     forwards: dict[tuple[str, str], Forward],
     progress: Progress,
 ) -> LatencyReport:
-    """Measure the latencies of the student's forms, and of the teacher and the base model in the same forms.
+    """Measure the latencies of the student in every runtime, and of the teacher and the base model in the same ones.
 
     Args:
         forwards: forward passes of the student.

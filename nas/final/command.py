@@ -1,4 +1,4 @@
-"""Train a searched architecture, and leave an ordinary Hugging Face checkpoint.
+"""Train a searched architecture, and save it as a Hugging Face checkpoint with its own code.
 
     python train_final.py results/demo/architecture.json [--out DIR]
     python train_final.py results/demo/architecture.json --task rte --data glue --teacher MODEL --out DIR

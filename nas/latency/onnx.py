@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from foundation.files import scratch_folder
 from nas.latency import onnx_passes
 from nas.latency.steps import lower_quartile
-from nas.latency.whole import WHOLE_ROUNDS, Latency, TooBusy
+from nas.latency.whole import NO_GROWTH, WHOLE_ROUNDS, Latency, TooBusy
 from nas.onnx.int8 import quantize
 from nas.onnx.model import export_onnx
 
@@ -36,7 +36,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """The nodes of a part of a model.
 
     Attributes:
@@ -64,8 +64,8 @@ def onnx_latencies(
 ) -> dict[str, Latency]:
     """Time a pass of every model in each of `rounds` rounds, as `nas.latency.whole.latencies` does.
 
-    With one thread `quiet` is the lower quartile of the time that this thread had a processor, with several that of the
-    passes: no pass can be cut into pieces without changing it.
+    With one thread `Latency.quiet` is the lower quartile of the thread's CPU time, with several that of the wall time:
+    no pass can be cut into pieces without changing it.
 
     Args:
         batch, tokens: the number of sentences, without padding, and the number of tokens of each.
@@ -75,7 +75,7 @@ def onnx_latencies(
 
 def onnx_parts(
     models: Mapping[str, Path], batch: int, tokens: int, rounds: int = WHOLE_ROUNDS
-) -> dict[str, tuple[Latency, list[Part]]]:
+) -> dict[str, tuple[Latency, list[ModelPart]]]:
     """For each model the latency, and its parts in their order: the embeddings, the attention and the blocks of each
     layer, and the head. Both are measured in the same rounds, so that other work on this machine disturbs both alike.
     """
@@ -88,8 +88,8 @@ def onnx_parts(
 def _passes(
     models: Mapping[str, Path], batch: int, tokens: int, rounds: int, profiles: Path | None = None
 ) -> dict[str, list[list[float]]]:
-    """What `nas.latency.onnx_passes` measures in a new process: in the memory of one that has exported models, others
-    run up to a twentieth slower.
+    """What `nas.latency.onnx_passes` measures, in a new process: in one that has exported models before, inference is
+    up to 5 % slower.
     """
     request = {
         "models": {name: str(path) for name, path in models.items()},
@@ -119,7 +119,7 @@ def _latency(passes: Sequence[Sequence[float]]) -> Latency:
     return Latency(lower, middle, upper, quiet=lower_quartile(busy))
 
 
-def _parts(profile: Path) -> list[Part]:
+def _parts(profile: Path) -> list[ModelPart]:
     """The parts according to every second pass of a profile."""
     events = json.loads(profile.read_text(encoding="utf-8"))
     nodes = sorted((event["ts"], event["dur"], event["args"]["op_name"]) for event in events if event["cat"] == "Node")
@@ -129,10 +129,10 @@ def _parts(profile: Path) -> list[Part]:
     durations = np.array([[nodes[number][1] for number in numbers] for numbers in per_pass[1::2]])
     quartiles = np.quantile(durations, 0.25, axis=0)
     ends = [place + 1 for place, operation in enumerate(operations) if "LayerNorm" in operation]
-    return [Part(float(part.sum()), len(part)) for part in np.split(quartiles, ends)]
+    return [ModelPart(float(part.sum()), len(part)) for part in np.split(quartiles, ends)]
 
 
-def undisturbed(models: Sequence[Sequence[Part]], whole: Sequence[float]) -> list[list[float]]:
+def undisturbed(models: Sequence[Sequence[ModelPart]], whole: Sequence[float]) -> list[list[float]]:
     """The microseconds of all parts of models without the recording, of which those of whole models are known.
 
     Args:
@@ -146,6 +146,6 @@ def undisturbed(models: Sequence[Sequence[Part]], whole: Sequence[float]) -> lis
     relative = sums / np.array(whole)[:, None]
     scale, per_node = np.linalg.lstsq(relative, np.ones(len(whole)), rcond=None)[0]
     if scale <= 0:
-        raise TooBusy("larger models measure no slower, because something else disturbs them")
+        raise TooBusy(NO_GROWTH)
     # Every node takes some time, though recording it may take longer.
     return [[max(scale * part.microseconds + per_node * part.nodes, 0.1 * part.nodes) for part in of] for of in models]

@@ -1,14 +1,16 @@
 """Measures latency tables of models in onnxruntime.
 
 Reference architectures are exported and measured part by part (`nas.latency.onnx`). The times of the steps are the
-solution of a regression that explains the times of the parts by what is in them. A map takes a time for each width, an
-operation one for itself and one for each channel.
+solution of a regression that explains the times of the parts by what is in them. The unknowns are one time per width
+for each linear layer and per rank for the projection of a word embedding, and for every other operation a constant and
+a time per channel.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import cycle
 
 import numpy as np
 from scipy.optimize import nnls
@@ -18,18 +20,18 @@ from foundation.files import scratch_folder
 from nas.latency.onnx import exported, onnx_parts, undisturbed
 from nas.latency.references import mixed_references, small_model, small_teacher, with_heads
 from nas.latency.settings import TableSettings
-from nas.latency.steps import GATED, attention_step, probed_graphs, step_names
+from nas.latency.steps import GATED, attention_step, probed_graphs, rank_step, step_names
 from nas.latency.table import LatencyTable
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.layer import DENSE, FFN
+from search_spaces.layer import DENSE, FFN, Embedding
 from search_spaces.operations import LINEAR
 
 # The references have at least this number of layers, and LAYERS_OF_WIDTH for each width.
 LAYERS, LAYERS_OF_WIDTH = 42, 5
-# What is in every model beside its layers: the embeddings, the mask before the first attention, and the head.
+# What every model has beside its layers: the embeddings, the mask before the first attention, the prediction head.
 BESIDE_LAYERS = ("embeddings", "mask", "head")
-# So little is added to the sum of squares of relative errors that it only decides what they leave open.
+# A ridge so weak that it only settles what the data leave undetermined.
 RIDGE = 1e-4
 
 
@@ -53,6 +55,9 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
     narrow = base_model.with_ffns([FFN(GATED, 1, Fraction(min(widths), base.inner))] * base.depth)
     narrow = replace(narrow, base=replace(base, depth=1), layers=narrow.layers[:1])
     architectures.append(with_heads(narrow, settings.measured_heads[-1]))
+    # A line in the rank needs the largest and the smallest.
+    ranks = cycle([None, *settings.measured_ranks[-1:], *settings.measured_ranks[:1]])
+    architectures = [replace(each, embedding=Embedding(next(ranks))) for each in architectures]
     with scratch_folder() as folder:
         files = {"teacher": exported(small_teacher(settings.teacher), settings.runtime, folder, "teacher")}
         for number, architecture in enumerate(architectures):
@@ -63,9 +68,9 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
         found = onnx_parts(files, settings.batch, settings.tokens).values()
     whole = [1e6 * latency.quiet for latency, _ in found]
     teacher, *measured = undisturbed([parts for _, parts in found], whole)
-    times = solution([row for pair in zip(architectures, measured, strict=True) for row in rows(*pair)])
+    times = solution([equation for pair in zip(architectures, measured, strict=True) for equation in equations(*pair)])
     steps = {attention_step(heads): times[attention_step(heads)] for heads in settings.measured_heads}
-    for name in dense_steps(base, widths):
+    for name in (*dense_steps(base, widths), *map(rank_step, settings.measured_ranks)):
         steps[name] = sum(times[term] * amount for term, amount in terms(name, base.mismatch).items())
     beside = sum(times.get(name, 0) for name in BESIDE_LAYERS)
     return settings.table({name: round(1e3 * time) for name, time in steps.items()}, beside, sum(teacher))
@@ -78,13 +83,15 @@ def dense_steps(base: Base, widths: Sequence[int]) -> list[str]:
 
 
 def terms(step: str, mismatch: str) -> dict[str, int]:
-    """What the time of a step of a block depends on: a factor for each of the unknown times."""
+    """What the time of a step of a block, or of the map of a word embedding, depends on: a factor for each of the
+    unknown times.
+    """
     op, *numbers = step.split()
     if op == "norm":
         return {step: 1}
     widths = [int(number) for number in numbers]
     if op in LINEAR:
-        # A `gate` is a map like `expand`.
+        # A `gate` is a linear layer like `expand`.
         return {f"{'expand' if op == 'gate' else op} {widths[0]}": 1}
     computed = {op: 1, f"{op}, channels": min(widths)}
     if len(widths) == 1:
@@ -92,10 +99,12 @@ def terms(step: str, mismatch: str) -> dict[str, int]:
     return computed | {"mismatch": 1, "mismatch, channels": max(widths) if mismatch == "wide" else min(widths)}
 
 
-def rows(architecture: Architecture, times: Sequence[float]) -> Iterator[tuple[Mapping[str, float], float]]:
-    """For each part of a model what its time depends on, and the time."""
+def equations(architecture: Architecture, times: Sequence[float]) -> Iterator[tuple[Mapping[str, float], float]]:
+    """An equation for each part of a model: factors by the names of the unknown times, and the time of the part."""
     base, masked = architecture.base, False
     contents: list[Counter[str]] = [Counter({"embeddings": 1})]
+    if (rank := architecture.embedding.rank) is not None:
+        contents[0].update(terms(rank_step(rank), base.mismatch))
     for layer in architecture.layers:
         heads, ffn = layer.attention.heads, layer.ffn
         contents.append(Counter({attention_step(heads): 1}))

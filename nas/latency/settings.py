@@ -2,7 +2,7 @@
 
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from foundation.files import fingerprint
 from nas.latency.onnx import RUNTIMES as ONNX_RUNTIMES
-from nas.latency.steps import experts_name
+from nas.latency.steps import experts_name, rank_step
 from nas.latency.table import LatencyTable
 from nas.onnx.model import version
 from search_spaces.architecture import Architecture
@@ -24,8 +24,8 @@ from supernet.build import added_operations
 FORMAT = 5
 TORCH = "torch"
 RUNTIMES = (TORCH, *ONNX_RUNTIMES)
-# At most this many numbers of heads are measured, and 0; latencies of others are interpolated.
-MOST_HEADS = 6
+# At most this many numbers of heads above 0, and ranks, are measured; latencies of others are interpolated.
+MOST_SIZES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,14 @@ class TableSettings:
     """What a latency table is measured for.
 
     Attributes:
-        base_model: all architectures have its base, the experts of its attentions, and its head.
+        base_model: all architectures have its base, its attention experts, and its prediction head.
         teacher: the configuration of the teacher, which is measured with random weights.
         inner_widths: the inner widths of all blocks that occur, in channels.
-        heads: the numbers of heads of all attentions that occur.
+        heads: all numbers of heads that occur in a layer.
         batch, tokens: the number of sentences, without padding, and the number of tokens of each.
         device: a torch device; "cpu" for runtimes other than torch.
-        experts: all settings of experts that occur, of which runtimes other than torch know none.
+        experts: all settings of experts that occur (torch only).
+        ranks: the ranks of all word embeddings that occur, without the full one.
         runtime: one of `RUNTIMES`.
         threads: the number of threads; None: as many as torch has now.
     """
@@ -52,6 +53,7 @@ class TableSettings:
     tokens: int
     device: str
     experts: Sequence[Experts] = ()
+    ranks: Sequence[int] = ()
     runtime: str = "torch"
     threads: int | None = None
 
@@ -65,9 +67,12 @@ class TableSettings:
     @property
     def measured_heads(self) -> list[int]:
         """The numbers of heads that are measured, in ascending order."""
-        heads = np.array(sorted({*self.heads} - {0}), int)
-        chosen = np.linspace(0, len(heads) - 1, min(MOST_HEADS, len(heads))).round().astype(int)
-        return [*([0] if 0 in self.heads else []), *heads[chosen].tolist()]
+        return [*([0] if 0 in self.heads else []), *_evenly({*self.heads} - {0})]
+
+    @property
+    def measured_ranks(self) -> list[int]:
+        """The ranks that are measured, in ascending order."""
+        return _evenly({*self.ranks})
 
     @property
     def measured_experts(self) -> dict[str, Experts]:
@@ -95,10 +100,17 @@ class TableSettings:
         environment = [device_name(self.device), self.number_of_threads, torch.__version__, transformers.__version__]
         if self.runtime != TORCH:
             environment.append(version())
-        measured = [*sorted(self.measured_experts), *added_operations()]
+        measured = [*sorted(self.measured_experts), *added_operations(), *map(rank_step, self.measured_ranks)]
         sizes = (sorted(set(self.inner_widths)), self.measured_heads, self.batch, self.tokens)
         key = fingerprint(FORMAT, *models, sizes, self.runtime, environment, measured)
         return cache / "latencies" / f"{key}.json"
+
+
+def _evenly(sizes: Set[int]) -> list[int]:
+    """At most `MOST_SIZES` of the sizes, from the smallest to the largest."""
+    ordered = np.array(sorted(sizes), int)
+    chosen = np.linspace(0, len(ordered) - 1, min(MOST_SIZES, len(ordered))).round().astype(int)
+    return [int(size) for size in ordered[chosen]]
 
 
 def device_name(device: str) -> str:

@@ -1,10 +1,11 @@
 """Measures how long each step of a layer takes inside a model.
 
-The step "attention 4" is everything that a layer with four heads does before its first block. The name of a step of a
-block consists of its operation and the widths of its inputs in channels: "expand 96", "relu 96", "add 96 384". The step
-"norm" computes the output of a block from that of its graph. A layer of experts has the steps
-"expand 96, 4 hash top 1" (all experts together), "route, 4 hash top 1" (the router chooses the experts) and
-"send, 4 hash top 1" (the tokens are dispatched to the experts, and the results are combined).
+The step "attention 4" is everything that a layer with four heads does before its first block, and "rank 96" a
+word embedding of this rank with its projection. The name of a step of a block consists of its operation and the widths
+of its inputs in channels: "expand 96", "relu 96", "add 96 384". The step "norm" is a block's residual connection and
+LayerNorm. A layer of experts has the steps "expand 96, 4 hash top 1" (all experts together), "route, 4 hash top 1" (the
+router chooses the experts) and "send, 4 hash top 1" (the tokens are dispatched to the experts, and the results are
+combined).
 """
 
 import copy
@@ -90,6 +91,11 @@ def attention_step(heads: int) -> str:
     return f"attention {heads}"
 
 
+def rank_step(rank: int) -> str:
+    """The name of the step that is a word embedding of this rank, with its map to the width of the model."""
+    return f"rank {rank}"
+
+
 def _name(op: str, *widths: int) -> str:
     """The name of a step in the latency table."""
     return " ".join([op, *map(str, sorted(set(widths)))])
@@ -99,17 +105,20 @@ def _name(op: str, *widths: int) -> str:
 def step_times(
     host: PreTrainedModel,
     attentions: Mapping[int, Sequence[nn.Module]],
+    words: Mapping[int, nn.Module],
     base: Base,
     widths: Sequence[int],
     experts: Sequence[Experts],
     batch: Batch,
 ) -> dict[str, float]:
-    """Measure every attention, and every step of a block at each of these inner widths, in seconds, by its name in
-    `LatencyTable`. The process keeps freed memory from now on, see `nas.latency.whole.latencies`.
+    """Measure attention with each number of heads, every word embedding, and every step of a block at each of these
+    inner widths, in seconds, by its name in `LatencyTable`. Afterwards the process keeps freed memory, see
+    `nas.latency.whole.latencies`.
 
     Args:
         host: the model in whose layers the steps are measured.
-        attentions: the attentions of its layers, the lowest first, by their number of heads.
+        attentions: the attention modules of its layers, the lowest first, by their number of heads.
+        words: word embeddings by their rank, the host's own first.
     """
     keep_freed_memory()
     seconds: dict[str, list[float]] = defaultdict(list)
@@ -122,14 +131,15 @@ def step_times(
         [_ExpertProbe(layer_experts, inner, host, batch, timed) for inner in widths] for layer_experts in experts
     ]
     host.eval()
-    layers = encoder_layers(host)
-    hooks = _time_attentions(layers, attentions, seconds, batch["input_ids"].is_cuda)
-    heads, path = list(attentions), family_of(host).attention
+    layers, family = encoder_layers(host), family_of(host)
+    hooks = _time_modules(layers, attentions, words, seconds, batch["input_ids"].is_cuda)
+    heads, ranks = list(attentions), list(words)
     rng = random.Random(0)
     for turn in bounded(STEP_ROUNDS):
         # They stay for all passes of a round, so that the caches have their weights, as in use.
         for number, layer in enumerate(layers):
-            layer.set_submodule(path, attentions[heads[(turn + number) % len(heads)]][number])
+            layer.set_submodule(family.attention, attentions[heads[(turn + number) % len(heads)]][number])
+        host.base_model.set_submodule(family.words, words[ranks[turn % len(ranks)]])
         # An operation takes up to twice as long if no other layer uses it, because its code is not in the CPU's cache.
         # Since the architectures of a space are similar to its base graph, all layers of a pass get the same graph.
         for probes_of_graph in rng.sample(probes, len(probes)):
@@ -140,16 +150,20 @@ def step_times(
                 host(**batch)
     for hook in hooks:
         hook.remove()
+    host.base_model.set_submodule(family.words, words[ranks[0]])
     return {name: lower_quartile(values) for name, values in seconds.items()}
 
 
-def _time_attentions(
+def _time_modules(
     layers: Sequence[nn.Module],
     attentions: Mapping[int, Sequence[nn.Module]],
+    words: Mapping[int, nn.Module],
     seconds: dict[str, list[float]],
     cuda: bool,
 ) -> list[RemovableHandle]:
-    """Add hooks by which `seconds` gets the time from the beginning of a layer to the end of its attention."""
+    """Add hooks by which `seconds` gets the time from the beginning of a layer to the end of its attention, and that of
+    a word embedding.
+    """
     begun = 0.0
 
     def begin(*unused: object) -> None:
@@ -161,7 +175,8 @@ def _time_attentions(
         finish(cuda)
         seconds[name].append(time.perf_counter() - begun)
 
-    hooks = [layer.register_forward_pre_hook(begin) for layer in layers]
+    hooks = [module.register_forward_pre_hook(begin) for module in (*layers, *words.values())]
+    hooks += [embedding.register_forward_hook(partial(end, rank_step(rank))) for rank, embedding in words.items()]
     for heads, of_layers in attentions.items():
         name = attention_step(heads)
         hooks += [attention.register_forward_hook(partial(end, name)) for attention in of_layers]

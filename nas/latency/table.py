@@ -1,10 +1,11 @@
 """Latency tables, which predict the latency of architectures.
 
 A search needs the latencies of thousands of architectures before it builds any of them. Therefore the attention of a
-layer with each number of heads, and every step that a block can have, is measured once (`nas.latency.measure`). The
-latency of an architecture is predicted as
+layer with each number of heads, every step that a block can have, and a word embedding of each lower rank is measured
+once (`nas.latency.torch_table`, `nas.latency.onnx_table`). The latency of an architecture is predicted as
 
-    fixed + the sum of the times of its attentions and steps
+    fixed + the sum of the times of its layers' attention and of their blocks' steps
+          + what a word embedding of lower rank takes longer
 """
 
 from bisect import bisect_left
@@ -13,10 +14,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from nas.latency.steps import attention_step, dispatch_step, routing_step, step_names
+from nas.latency.steps import attention_step, dispatch_step, rank_step, routing_step, step_names
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.layer import DENSE, FFN, Attention, Layer
+from search_spaces.layer import DENSE, FFN, Attention, Embedding, Layer
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,12 @@ class LatencyTable:
     budget can be kept exactly.
 
     Attributes:
-        runtime, threads: what runs the models, see `nas.latency.measure.TableSettings`, and the number of its threads.
+        runtime, threads: what runs the models, see `nas.latency.settings.TableSettings`, and the number of its threads.
         batch, tokens: the number of sentences, and the number of tokens of each.
-        fixed: microseconds of everything but the layers.
+        fixed: microseconds of everything but the layers, with a word embedding of full rank.
         teacher: microseconds of the whole teacher.
-        steps: nanoseconds of every attention, and of every step of a block, by its name, see `nas.latency.steps`.
+        steps: nanoseconds of attention with each number of heads, and of every step of a block, by its name, see
+            `nas.latency.steps`; and those that a word embedding of lower rank takes longer than one of full rank.
     """
 
     runtime: str
@@ -63,6 +65,20 @@ class LatencyTable:
             raise ValueError(f"an attention with {attention.heads} heads: {most}")
         return (nanoseconds + 500) // 1000
 
+    def embedding(self, embedding: Embedding) -> int:
+        """Microseconds that a word embedding takes longer than one of full rank, because it has a map. For ranks
+        between those of the table they are interpolated linearly.
+
+        Raises:
+            ValueError: the largest rank of the table is below this one.
+        """
+        if embedding.rank is None:
+            return 0
+        nanoseconds = _between(self._ranks, embedding.rank, lambda rank: self._nanoseconds[rank_step(rank)])
+        if nanoseconds is None:
+            raise ValueError(f"an embedding of rank {embedding.rank}: the latency table has the ranks {self._ranks}")
+        return (nanoseconds + 500) // 1000
+
     def ffn(self, base: Base, ffn: FFN) -> int:
         """Microseconds of all blocks of one layer; 0 if it has none. For inner widths between those of the table, which
         baselines may have, they are interpolated linearly.
@@ -86,7 +102,7 @@ class LatencyTable:
         if experts != DENSE:
             names += [dispatch_step(experts), *([routing_step(experts)] if experts.gated else [])]
         try:
-            # Every token has as many rows in the operations between the linear maps as it passes experts.
+            # Between the linear layers, a token is processed once for each of its top_k experts.
             return sum(
                 self._nanoseconds[name] * (1 if "," in name or name == "norm" else experts.top_k) for name in names
             )
@@ -94,8 +110,9 @@ class LatencyTable:
             raise ValueError(f"{ffn.graph}, {base.width} wide: {error} is not in the latency table") from None
 
     def total(self, architecture: Architecture) -> int:
-        """Microseconds of a whole model: `fixed`, and every layer's."""
-        return self.fixed + sum(self.layer(architecture.base, layer) for layer in architecture.layers)
+        """Microseconds of a whole model: `fixed`, the embedding's, and every layer's."""
+        layers = sum(self.layer(architecture.base, layer) for layer in architecture.layers)
+        return self.fixed + self.embedding(architecture.embedding) + layers
 
     def to_json(self) -> dict[str, Any]:
         """The table as values that `json.dumps` accepts; the inverse of `from_json`."""
@@ -114,6 +131,11 @@ class LatencyTable:
     def _heads(self) -> list[int]:
         """The numbers of heads of the table."""
         return self._sizes("attention")
+
+    @cached_property
+    def _ranks(self) -> list[int]:
+        """The ranks of the table."""
+        return self._sizes("rank")
 
     def _sizes(self, step: str) -> list[int]:
         """The sizes for which a step was measured, in ascending order."""

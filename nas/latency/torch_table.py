@@ -1,9 +1,11 @@
-"""Measures latency tables of models in torch: attentions and steps where they are used, and what is added to their sum.
+"""Measures latency tables of models in torch: measures attention modules and steps inside whole models, and fits a
+constant.
 
 A step is measured inside a whole model, with inputs that have just been computed and weights that are as far away in
-the memory hierarchy as in use: a linear map that runs over and over finds its weights in the nearest cache. The times
-of attentions and those of the blocks' steps are then multiplied by a factor each, and a time is added for embeddings
-and head; these are fitted to random reference architectures that are measured as a whole.
+the memory hierarchy as in use: a linear layer that runs over and over finds its weights in the nearest cache. The times
+of attention modules (and what word embeddings of lower rank take longer) and those of the blocks' steps are then
+multiplied by a factor each, and a time is added for embeddings and prediction head; these are fitted to random
+reference architectures that are measured as a whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +19,13 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from distill.encoders.family import family_of
 from distill.encoders.parts import encoder_layers, part
+from distill.encoders.student.embedding import LowRankEmbedding
 from distill.training.progress import ProgressCallback
 from nas.latency.references import references, small_model, with_heads
 from nas.latency.settings import TableSettings
-from nas.latency.steps import GATED, step_times
+from nas.latency.steps import GATED, rank_step, step_times
 from nas.latency.table import LatencyTable
-from nas.latency.whole import TooBusy, example, latencies
+from nas.latency.whole import NO_GROWTH, TooBusy, example, latencies
 from search_spaces.architecture import Architecture
 from search_spaces.layer import FFN
 from supernet.build import build
@@ -48,9 +51,15 @@ def torch_table(settings: TableSettings, on_progress: ProgressCallback) -> Laten
     for heads in settings.measured_heads:
         model = small_model(with_heads(narrow, heads), teacher).to(device)
         attentions[heads] = [part(layer, family_of(model).attention) for layer in encoder_layers(model)]
+    words = {base.width: part(host.base_model, family_of(host).words)}
+    for rank in settings.measured_ranks:
+        words[rank] = LowRankEmbedding(base.vocabulary, rank, base.width).to(device)
     experts = list(settings.measured_experts.values())
     on_progress("latency: steps", None)
-    seconds = step_times(host, attentions, base, widths, experts, batch)
+    seconds = step_times(host, attentions, words, base, widths, experts, batch)
+    of_full_rank = seconds.pop(rank_step(base.width))
+    for name in map(rank_step, settings.measured_ranks):
+        seconds[name] = max(0.0, seconds[name] - of_full_rank)
     nanoseconds = {name: round(1e9 * value) for name, value in seconds.items()}
 
     shallow = with_heads(replace(narrow, base=replace(base, depth=1), layers=narrow.layers[:1]), min(attentions))
@@ -68,7 +77,7 @@ def torch_table(settings: TableSettings, on_progress: ProgressCallback) -> Laten
     of_ffns = [sum(sums.ffn(base, ffn) for ffn in architecture.ffns) for architecture in architectures]
     of_attention, of_block, fixed = fitted((of_attentions, of_ffns), whole)
     steps = {
-        name: round(value * (of_attention if name.startswith("attention") else of_block))
+        name: round(value * (of_attention if name.startswith(("attention", "rank")) else of_block))
         for name, value in nanoseconds.items()
     }
     return settings.table(steps, fixed, teacher_time)
@@ -77,8 +86,8 @@ def torch_table(settings: TableSettings, on_progress: ProgressCallback) -> Laten
 def _sharing(
     host: PreTrainedModel, attentions: Mapping[int, Sequence[nn.Module]], architecture: Architecture
 ) -> PreTrainedModel:
-    """A model of the architecture that shares the embeddings of `host`, and the attentions of all layers by their
-    numbers of heads.
+    """A model of the architecture that shares the embeddings of `host`, and the attention modules of all layers by
+    their numbers of heads.
     """
     model, family = small_model(architecture, host.config).to(host.device), family_of(host)
     model.base_model.set_submodule(family.embeddings, part(host.base_model, family.embeddings))
@@ -104,5 +113,5 @@ def fitted(sums: Sequence[Sequence[float]], whole: Sequence[float]) -> list[floa
     relative = np.array([*sums, np.ones(len(whole))]).T / np.array(whole)[:, None]
     result: list[float] = np.linalg.lstsq(relative, np.ones(len(whole)), rcond=None)[0].tolist()
     if min(result) <= 0:
-        raise TooBusy("larger models measure no slower, because something else disturbs them")
+        raise TooBusy(NO_GROWTH)
     return result

@@ -1,6 +1,6 @@
 """The latency of whole models.
 
-Whole models are timed in pieces (`Latency.quiet`), because on a busy device every pass may be interrupted.
+Models in torch are timed in pieces (`Latency.quiet`), because on a busy device every pass may be interrupted.
 """
 
 import time
@@ -20,18 +20,22 @@ from distill.objectives.outputs import Batch
 from nas.latency.steps import bounded, finish, lower_quartile
 
 WHOLE_ROUNDS = 30
+NO_GROWTH = (
+    "the measured latencies do not grow with the size of the models, probably because other processes are running"
+)
 
 
 class TooBusy(RuntimeError):
-    """The measurements make no sense, because the device is busy with other work."""
+    """The measured latencies do not grow with the size of the models (`NO_GROWTH`)."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """The seconds of one forward pass: the quartiles, and `quiet`, an estimate for a device that does nothing else.
+    """The seconds of one forward pass: the quartiles, and `quiet`, an estimate of the latency without other load.
 
-    On a busy device every pass may be interrupted somewhere, but most pieces of a pass are not: for `quiet` a pass is
-    cut before every linear map, and the lower quartiles of the pieces are added up.
+    On a busy device every pass may be interrupted somewhere, but most pieces of a pass are not: in torch, `quiet` is
+    the sum of the lower quartiles of the times between linear layers. In onnxruntime, it is the lower quartile of the
+    thread's CPU time (one thread), or of the wall time (several).
     """
 
     lower: float
@@ -45,8 +49,8 @@ def latencies(models: Mapping[str, nn.Module], batch: Batch, rounds: int = WHOLE
     """Time a float32 forward pass of every model on `batch` in each of `rounds` rounds (fewer if they take too long).
 
     In each round a model runs twice and the second pass is timed: the first one refills the processor's caches, which
-    the other models have used in the meantime. The process keeps freed memory from now on, as in training: otherwise
-    FFNs take up to a tenth longer or not, depending on what else is in the heap.
+    the other models have used in the meantime. Afterwards the process no longer returns freed memory to the operating
+    system, as in training; otherwise the times of FFNs vary by up to 10 % with the state of the heap.
     """
     keep_freed_memory()
     inputs = {name: model_inputs(model, batch) for name, model in models.items()}

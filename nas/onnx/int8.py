@@ -27,7 +27,7 @@ def quantize(source: Path, target: Path) -> None:
         quantize_dynamic(prepared, target, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
 
 
-def scores_of_forms(dev: EvalSet, models: Mapping[str, OnnxModel], reference: str) -> dict[str, dict[str, Any]]:
+def scores_of_models(dev: EvalSet, models: Mapping[str, OnnxModel], reference: str) -> dict[str, dict[str, Any]]:
     """For each model and metric the value, its standard error, and its paired difference to that of the model named
     `reference`.
     """

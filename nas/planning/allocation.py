@@ -24,7 +24,7 @@ from search_spaces.spaces import Space
 # The solver stops after this many nodes with the best allocation that it has found (a limit on time would give another
 # result on a busy machine).
 NODES = 20_000
-# Several allocations differ in at least this many attentions and FFNs.
+# Several allocations differ in at least this many of the attention modules, the FFNs and the embedding's rank.
 DISTANCE = 2
 
 
@@ -33,7 +33,8 @@ Option = Attention | FFN | Embedding | None
 
 @dataclass(frozen=True, eq=False)
 class PredictedLosses:
-    """The losses that `supernet.order.prediction` predicts, summed over layers and the word embedding.
+    """The increase in loss that `supernet.order.prediction` predicts for every part of a layer and for the word
+    embedding; `of` adds them up.
 
     Attributes:
         base: the base of all architectures.
@@ -60,7 +61,7 @@ class PredictedLosses:
         return cls(base, graph.nodes[-2].op, losses, heads, ranks)
 
     def of_attention(self, layer: int, attention: Attention) -> float:
-        """The predicted loss of a layer with this attention, whose experts do not count."""
+        """The predicted loss of a layer with this attention. The number of experts has no influence."""
         return float(self.heads[layer][attention.heads]) if self.heads else 0.0
 
     def of_ffn(self, layer: int, ffn: FFN) -> float:
@@ -122,7 +123,7 @@ class _Variables:
     fixed: Cost
 
     def places(self, part: type | None, layer: int) -> list[int]:
-        """The numbers of the variables that stand for this part of a layer; None: for the layer left out."""
+        """The indices of the variables for this part of a layer or, if `part` is None, for leaving the layer out."""
         kind = type(None) if part is None else part
         return [place for place, option in enumerate(self.options) if self.owns(layer, place) and type(option) is kind]
 
@@ -139,19 +140,20 @@ def allocate(
     distance: int = 1,
     whole_layers: bool = False,
 ) -> Architecture | None:
-    """The member of the space whose predicted loss is least, among those whose graphs are activations between the
-    linear maps (or, if graphs do not vary, the start's). Of sizes with equal predicted losses, such as one block and
-    two, only the one with the fewest parameters is considered; so attention and head have the fewest experts.
+    """The member of the space with the least predicted loss that the solver finds within `NODES` nodes, among those
+    whose graphs are activations between the linear maps (or, if graphs do not vary, the start's). Of sizes with equal
+    predicted losses, such as one block and two, only the one with the fewest parameters is considered; so attention
+    modules and prediction head have the fewest experts.
 
     Args:
-        exclude: architectures from which the result must differ in at least `distance` attentions, FFNs and embeddings.
-        whole_layers: whether every layer is one of the base model or left out, and the embedding the largest; layers
-            need not be among those of the space.
+        exclude: the result differs from these in at least `distance` attention modules, FFNs and embedding ranks.
+        whole_layers: whether every layer is whole, as in the base model, or left out, even if the space has no such
+            layers; the embedding is then the largest of the space.
 
     Returns:
-        None if there is no such architecture.
+        None if the solver finds none: the budget admits none, or the node limit came first.
     """
-    head = space.rows(space.start_graphs)[0][-2][0]
+    head = space.options_of_parts(space.start_graphs)[0][-2][0]
     embeddings = _embeddings(space, whole_layers)
     variables = _variables(space, losses, add(space.cost(head), space.cost(embeddings[0])), embeddings, whole_layers)
     count, depth = len(variables.options), space.base.depth
@@ -233,17 +235,17 @@ def _is_nothing(option: Option) -> bool:
 
 def _embeddings(space: Space, largest: bool) -> list[Embedding]:
     """What the word embedding may be, or the largest of these."""
-    found = [part for part in space.rows(space.start_graphs)[0][-1] if isinstance(part, Embedding)]
+    found = [part for part in space.options_of_parts(space.start_graphs)[0][-1] if isinstance(part, Embedding)]
     return [max(found, key=lambda embedding: embedding.rank or space.base.width)] if largest else found
 
 
 def _variables(
     space: Space, losses: PredictedLosses, others: Cost, embeddings: Sequence[Embedding], whole_layers: bool
 ) -> _Variables:
-    """The variables of a space; attentions and embeddings have none if they do not vary.
+    """The variables of a space; attention modules and embeddings have none if they do not vary.
 
     Args:
-        others: the cost of the head and of the first of the `embeddings`.
+        others: the cost of the prediction head and of the first of the `embeddings`.
         embeddings: what the word embedding may be.
         whole_layers: as for `allocate`.
     """
@@ -287,15 +289,15 @@ def _variables(
 
 
 def _whole_or_nothing(space: Space) -> tuple[list[Attention], list[FFN]]:
-    """The attentions and FFNs of the base model, and none."""
+    """The attention and the FFN of the base model, and none."""
     experts = min(space.genes["attention_experts"])
     return [Attention(space.base.heads, experts), Attention(0)], [FFN(space.graph), FFN(stack=0)]
 
 
 def fewest_layers(space: Space, losses: PredictedLosses) -> Architecture | None:
-    """The base model with some of its layers, those whose predicted loss is least within the budget, and without the
-    others, as students of fewer layers have them (DistilBERT, MiniLM). None if layers cannot be left out, or nothing is
-    within the budget.
+    """The baseline of fewer layers: whole layers of the base model are kept or left out, so that the predicted loss is
+    least within the budget (DistilBERT and MiniLM drop whole layers, too). None if the space cannot leave layers out,
+    or nothing fits.
     """
     if 0 not in space.genes["heads"] or 0 not in space.genes["stack"]:
         return None
@@ -303,7 +305,7 @@ def fewest_layers(space: Space, losses: PredictedLosses) -> Architecture | None:
 
 
 def allocations(space: Space, losses: PredictedLosses, number: int) -> list[Architecture]:
-    """Up to `number` allocations, the best first, any two of which differ in `DISTANCE` attentions and FFNs or more."""
+    """Up to `number` allocations, the best first; any two differ as `DISTANCE` says (in one part if the depth is 1)."""
     results: list[Architecture] = []
     while len(results) < number:
         architecture = allocate(space, losses, exclude=results, distance=min(DISTANCE, space.base.depth))
@@ -320,7 +322,7 @@ def _options(space: Space, layer: int) -> tuple[list[Attention], list[FFN]]:
     graphs = [space.start_graphs[layer]]
     if space.varies_graphs:
         spelled = (FFNGraph.parse(f"project({op}(expand(x)))") for op in UNARY)
-        graphs = [graph for graph in spelled if space.spells(graph)]
+        graphs = [graph for graph in spelled if space.can_express(graph)]
     attentions: dict[int, Attention] = {}
     ffns: dict[tuple[FFNGraph, int, Fraction], FFN] = {}
     for graph in graphs:

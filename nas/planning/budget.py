@@ -27,7 +27,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.counting import add
 from search_spaces.graph import GELU, FFNGraph
-from search_spaces.layer import DENSE, FFN, Embedding, Head, Layer
+from search_spaces.layer import DENSE, FFN, Embedding, Layer, PredictionHead
 from search_spaces.limits import Limit
 from search_spaces.size import INT8, EmbeddingBytes, size_limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
@@ -49,7 +49,7 @@ class HeadMacs:
     num_labels: int
     head: cost.HeadCost
 
-    def __call__(self, base: Base, part: Head) -> int:
+    def __call__(self, base: Base, part: PredictionHead) -> int:
         return cost.head_macs(base, part, num_labels=self.num_labels, head=self.head)
 
 
@@ -59,13 +59,13 @@ def embedding_macs(base: Base, part: Embedding) -> int:
 
 
 @dataclass(frozen=True)
-class LayerLatency:
-    """The latency of a layer in microseconds, looked up in a latency table."""
+class PartLatency:
+    """The latency in microseconds of a layer, or of an embedding beyond the full one, looked up in a latency table."""
 
     table: LatencyTable
 
-    def __call__(self, base: Base, layer: Layer) -> int:
-        return self.table.layer(base, layer)
+    def __call__(self, base: Base, part: Layer | Embedding) -> int:
+        return self.table.layer(base, part) if isinstance(part, Layer) else self.table.embedding(part)
 
 
 def limits_of(
@@ -83,12 +83,13 @@ def limits_of(
     if space.max_latency is not None or "latency" in config.goals:
         table = latencies_of(config, workspace, device, on_progress)
         maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table.teacher)
-        limits = (*limits, Limit("latency", table.fixed, LayerLatency(table), maximum))
+        of_part = PartLatency(table)
+        limits = (*limits, Limit("latency", table.fixed, of_part, maximum, embedding_cost=of_part))
     return limits
 
 
 def base_model(config: StudyConfig, base: Base, graph: FFNGraph = GELU) -> Architecture:
-    """The base model: all layers have one whole FFN, and attention and head the fewest experts that the space has."""
+    """The base model: all layers have one whole FFN, attention and prediction head the space's fewest experts."""
     space = config.space
     return Architecture.uniform(
         base, graph, attention_experts=min(space.attention_experts), head_experts=min(space.head_experts)
@@ -105,7 +106,7 @@ def macs_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
 
 
 def size_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.HeadCost) -> tuple[Limit, ...]:
-    """The limit on the file of models with this head, in the form of `deployment.runtime`; empty if there is none.
+    """The limit on the file of models with this head, in `deployment.runtime`; empty if there is none.
 
     Raises:
         ConfigError: the embeddings alone are larger.
@@ -121,7 +122,7 @@ def size_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
         smaller = "" if runtime == INT8 else f", or use --runtime {INT8} ({limit.in_words(in_int8)})"
         raise ConfigError(
             f"space.max_size: the embeddings alone take {limit.in_words(taken)} of {limit.in_words(maximum)} "
-            f"({base.vocabulary:,} words, runtime {runtime}): raise it, take a teacher or base with a smaller "
+            f"({base.vocabulary:,} tokens, runtime {runtime}): raise it, take a teacher or base with a smaller "
             "vocabulary (python -m supernet.cut_vocabulary makes one of a teacher), search smaller ranks "
             f"(space.ranks){smaller}"
         )
@@ -151,7 +152,7 @@ def check_feasible(
         ConfigError: the embeddings alone are larger than the file may be.
     """
     heads = [task_type.head for task_type in TASK_TYPES.values()]
-    fewest, most = (Head(extreme(config.space.head_experts)) for extreme in (min, max))
+    fewest, most = (PredictionHead(extreme(config.space.head_experts)) for extreme in (min, max))
     fewest_params = min(heads, key=lambda head: cost.head_params(base, fewest, 1, head))
     fewest_macs = min(heads, key=lambda head: cost.head_macs(base, fewest, num_labels=1, head=head))
     limits = macs_limits(config, base, 1, fewest_macs) + size_limits(config, base, 1, fewest_params)
@@ -201,7 +202,7 @@ def check_deployment(config: StudyConfig, device: str) -> None:
 
 
 def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:
-    """The latency table of this device for all inner widths of the space and of the baselines.
+    """The latency table of this device for all inner widths, heads and ranks of the space and of the baselines.
 
     Raises:
         ConfigError: the machine is too busy to measure on.
@@ -209,7 +210,7 @@ def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_prog
     try:
         return latency_table(_table_settings(config, workspace, device), cache_folder(), on_progress)
     except TooBusy as error:
-        raise ConfigError(f"latency: {error}; try again when the machine is quiet") from None
+        raise ConfigError(f"latency: {error}: stop them and try again") from None
 
 
 def latencies_file(config: StudyConfig, workspace: Workspace, device: str) -> Path | None:
@@ -234,6 +235,7 @@ def _table_settings(config: StudyConfig, workspace: Workspace, device: str) -> T
         # Models in ONNX run on the processor, wherever candidates are trained.
         device=device_type(device) if deployment.runtime == TORCH else "cpu",
         experts=config.space.experts,
+        ranks=config.space.ranks or (),
         runtime=deployment.runtime,
         threads=deployment.threads,
     )

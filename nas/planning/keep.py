@@ -17,7 +17,7 @@ from search_spaces.graph import FFNGraph
 
 # Stands for no bound on MACs or on the microseconds of a latency, within the digits that a configuration may have.
 UNBOUNDED = 10**12
-# Every budget on the ladder gives the parts that vary this fraction of what the next larger one gives them.
+# Every budget leaves this fraction of what the next larger one leaves for the parts that vary.
 RATIO = 0.5**0.5
 
 

@@ -39,7 +39,7 @@ def check(config: StudyConfig) -> None:
         positions = family_of(described).positions(described)
         for key, tokens in (("max_length", config.max_length), ("deployment.tokens", config.deployment.tokens or 0)):
             if tokens > positions:
-                raise ConfigError(f"{key}: the {name} has {positions} positions, not {tokens}")
+                raise ConfigError(f"{key}: {tokens} tokens are more than the {name}'s {positions} positions; lower it")
     check_heads(config, base)
     if source is not None:
         try:
@@ -67,13 +67,13 @@ def check(config: StudyConfig) -> None:
 
 
 def check_heads(config: StudyConfig, base: Base) -> None:
-    """Raise ConfigError if layers cannot have so many heads, or only attentions with experts would have fewer."""
+    """Raise ConfigError if `space.heads` exceeds the base's heads, or no choice of experts allows fewer."""
     heads = config.space.heads or ()
     if heads and max(heads) > base.heads:
-        raise ConfigError(f"space.heads: the base has {base.heads} heads in each layer, not {max(heads)}")
+        raise ConfigError(f"space.heads: {max(heads)} is more than the base's {base.heads} heads per layer")
     if heads and min(config.space.attention_experts) > 1 and set(heads) != {base.heads}:
         raise ConfigError(
-            f"space.heads: attentions with experts have all {base.heads} heads: leave it out, or add 1 to "
+            f"space.heads: attention with experts keeps all {base.heads} heads: remove space.heads, or add 1 to "
             "space.attention_experts"
         )
 

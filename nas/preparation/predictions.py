@@ -1,5 +1,5 @@
-"""Prepares the predicted losses of narrower layers, of other activations, of fewer heads and of smaller word
-embeddings, from which sizes are allocated.
+"""Prepares the predicted losses, from which sizes are allocated: by how much narrower layers, other activations, fewer
+heads and word embeddings of lower rank raise the loss.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from nas.preparation.workspace import base_of_study, projections
 from search_spaces.operations import UNARY
 from supernet.order.prediction import predicted_losses, predicted_losses_of_heads, predicted_losses_of_ranks
 
-# Stand beside the operations for the predicted losses of heads, and of ranks of the word embedding.
+# Keys of the file, beside the names of operations: heads, and ranks of the word embedding.
 HEADS, RANKS = "heads", "ranks"
 
 

@@ -1,5 +1,5 @@
-"""Singular values of a checkpoint's FFN output maps: how much of them a low-rank decomposition would need (MiniMoE,
-appendix G, table 12).
+"""Singular values of a checkpoint's FFN output projections: how much of them a low-rank decomposition would need
+(MiniMoE, appendix G, table 12).
 """
 
 import re
@@ -16,7 +16,7 @@ THRESHOLDS = (0.2, 0.1, 0.05)
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The singular values of one FFN output map.
+    """The singular values of one FFN output projection.
 
     Attributes:
         layer, block, expert: from 1; `block` in the stack of the layer, `expert` None in a dense layer.
@@ -43,7 +43,7 @@ class Spectrum:
 
 
 def spectra(folder: Path) -> list[Spectrum]:
-    """The spectra of all FFN output maps of a checkpoint, in the order of layers, blocks and experts.
+    """The spectra of all FFN output projections of a checkpoint, in the order of layers, blocks and experts.
 
     Raises:
         ConfigError: the folder has no weights, or none of FFNs, or they are not finite.

@@ -1,4 +1,4 @@
-"""Search the feed-forward networks of a small student of a large encoder.
+"""Search the heads, FFNs and layers of a small student of a large encoder.
 
 The command is `python -m nas.search` or `ffn-nas`; `nas.search.options` has its options.
 """

@@ -20,7 +20,7 @@ EPILOG = """examples:
   {command} --stage all                            all three stages of the demo
   {command} --stage all --trials 20 --study small  a quick look
   {command} --stage 1 --max-latency 0.25x          a student four times as fast as its teacher
-  {command} --stage 1 --keep 99%                   the fastest that keeps 99 % of the teacher's score
+  {command} --stage 1 --keep 99%                   a small latency at which 99 % of the score is kept
   {command} --stage 1 --goals score,macs           the front of score and cost; then nas.pick
   {command} --stage all --preset minilm --tasks rte --data glue    official files in the folder glue
   {command} --stage all --resume                   continue after Ctrl-C or a crash
@@ -49,7 +49,7 @@ def parser() -> Parser:
     """The command line's options."""
     result = Parser(
         prog="nas.search",
-        description="Search the feed-forward networks of a small BERT-like encoder that learns from a large one.",
+        description="Search the heads, FFNs and layers of a small BERT-like encoder that learns from a large one.",
     )
     result.usage = f"{result.prog} --stage {{1,2,3,all}} [option ...]"
     command = result.prog if result.prog.startswith("ffn-") else f"python -m {result.prog}"
@@ -139,7 +139,7 @@ def _add_budget(result: Parser) -> None:
     group.add_argument(
         "--max-size",
         metavar="10MB",
-        help="limit on the file of its weights in the form of --runtime (KB, MB or GB: powers of ten)",
+        help="limit on the file of its weights, as --runtime stores them (KB, MB or GB: powers of ten)",
     )
     group.add_argument(
         "--runtime",
@@ -154,8 +154,8 @@ def _add_budget(result: Parser) -> None:
     group.add_argument(
         "--keep",
         metavar="99%",
-        help="instead of a limit: find the fastest student (with --goals score,params: the smallest) whose score is at "
-        "least this percentage of the teacher's",
+        help="instead of a limit: find a small budget (of latency; with --goals score,params: of parameters) within "
+        "which a student keeps this percentage of the teacher's score, and search within it",
     )
 
 
@@ -283,7 +283,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
         f"--{name}" for name in ("max-params", "max-macs", "max-size", "keep") if vars(options)[name.replace("-", "_")]
     ]
     if replacing and options.max_latency is None and not (options.preset or "").endswith(".toml"):
-        # The latency of a preset is a proposal; a user's own file means all its bounds.
+        # The latency of a preset is a default; a user's own file means all its bounds.
         result["space.max_latency"] = Given(replacing[0], None)
     return result
 

@@ -335,7 +335,7 @@ class Search:
         whole = base_model(self.given, space.base, space.graph)
         smallest = limit.fixed + sum(
             min(limit.cost(space.base, part) for part in options)
-            for options in space.rows([space.graph] * space.base.depth)[0]
+            for options in space.options_of_parts([space.graph] * space.base.depth)[0]
         )
         # The cost of what no candidate lacks: with the smallest embedding, all but the FFNs or, if heads vary, layers.
         least = replace(whole, embedding=min(space.embedding_sizes, key=partial(limit.cost, space.base)))

@@ -21,7 +21,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.equivalence import function_key
 from search_spaces.genes import GENES, OTHER_EXPERTS, SIZE_GENES, Domains, Part, genes_of, outside_ffns
-from search_spaces.layer import DENSE, Embedding, Head, Layer
+from search_spaces.layer import DENSE, Embedding, Layer, PredictionHead
 from search_spaces.spaces import GRAPHS, SIZES, Space
 
 
@@ -64,7 +64,7 @@ class Parameters:
     def distributions(self) -> dict[str, BaseDistribution]:
         """The distribution of every parameter by its name."""
         result: dict[str, BaseDistribution] = {}
-        others = [(kind, "") for kind in (Head, Embedding)]
+        others = [(kind, "") for kind in (PredictionHead, Embedding)]
         for kind, prefix in [*others, *((Layer, prefix) for prefix in self._prefixes())]:
             for name, domain in self._domains(kind).items():
                 result[prefix + name] = (

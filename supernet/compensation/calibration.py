@@ -30,7 +30,7 @@ class Calibration:
             order, without padding.
         norms: `[layer]` -> weight and bias (2, D) of the LayerNorm of the highest block.
         attention_sums: `[layer]` -> the sums h + attention(h) before LayerNorm, (N, D), likewise; empty if candidates
-            keep their attentions.
+            keep all heads.
         attention_norms: `[layer]` -> weight and bias (2, D) of that LayerNorm; empty likewise.
     """
 
@@ -49,7 +49,7 @@ class Calibration:
         return _normalized(self.attention_sums[layer], self.attention_norms[layer], epsilon)
 
     @property
-    def held_N(self) -> Tensor:
+    def held_out_N(self) -> Tensor:
         """True for the tokens of the held-out sentences."""
         first, parts = 0, []
         for batch in self.batches:
@@ -105,7 +105,7 @@ def calibrate(
     """Run a dense supernet on batches of training rows, in eval mode, and keep what its layers compute.
 
     Args:
-        attentions: whether candidates may have fewer heads, so that the maps of their attentions are solved for.
+        attentions: whether candidates may have fewer heads, so that their output projections are refitted.
 
     Raises:
         CompensationError: a sum is not finite.

@@ -1,14 +1,14 @@
-"""Solves for `project` again in every block of a candidate, layer after layer; where candidates may have fewer heads,
-also for the output map of every attention, before the blocks of its layer.
+"""Refits `project` in every block of a candidate, layer after layer; where candidates may have fewer heads, also the
+output projection of every attention without experts, before the blocks of its layer.
 
-Every map is solved for on the inputs that the candidate itself computes, with the maps below already solved for, so
-that it also corrects what those could not. The target is the sum h + f(h), before LayerNorm, that the supernet's block
-or attention computes.
+Every projection is refitted on the inputs that the candidate itself computes, with the ones below already refitted, so
+it also corrects the errors that the layers below leave. The target is the sum h + f(h), before LayerNorm, that the
+supernet's block or attention computes.
 
-What is missing is replaced by weights that cost nothing: in a layer without an FFN, the weight and the bias of the
-attention's LayerNorm are solved for, with the output of the supernet's layer as the target; in an attention without
-heads, its bias and then its LayerNorm, with the output of the supernet's attention; and where a layer is left out, the
-LayerNorm below it, with the output of the supernet's layer.
+Where a part is missing, parameters that remain are refitted in its place, at no cost: in a layer without an FFN, weight
+and bias of the attention's LayerNorm (target: the output of the supernet's layer); in an attention without heads, its
+bias and then its LayerNorm (target: the output of the supernet's attention); and where a layer is left out, the
+LayerNorm below it (target: the output of the supernet's layer).
 
 Dimensions are those of `distill.encoders.student.dispatch`: N tokens without padding, S slots of experts; E channels of
 the input of `project`; D channels of its output. A block without experts has one slot per token.
@@ -46,8 +46,8 @@ PASSES = 2
 
 @torch.no_grad()
 def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Accelerator) -> None:
-    """Solve for the weight and the bias of `project` in every block of a candidate, of the output map of its attentions
-    if the calibration has theirs, and of the LayerNorms where parts are missing, in place.
+    """Refit the weight and the bias of `project` in every block of a candidate, of the output projections of attention
+    without experts if the calibration has theirs, and of the LayerNorms where parts are missing, in place.
 
     Args:
         model: a candidate with inherited weights, in which every block is a slice of the supernet's.
@@ -63,7 +63,7 @@ def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Ac
 
 def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, accelerator: Accelerator) -> None:
     """`compensate` for a model in eval mode on its device."""
-    held_N = calibration.held_N
+    held_out_N = calibration.held_out_N
     device = accelerator.device
     batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in calibration.batches]
     family = family_of(model)
@@ -89,16 +89,18 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
                 x_ND, context_NE = _of_tokens(hidden, valid), _of_tokens(contexts, valid)
                 target_ND = calibration.attention_sums[i].to(x_ND.device)
                 try:
-                    sum_ND = _solve_attention(output, context_NE, x_ND, target_ND, held_N.to(x_ND.device))
+                    sum_ND = _solve_attention(output, context_NE, x_ND, target_ND, held_out_N.to(x_ND.device))
                     attended = _with_tokens(attended, valid, norm(sum_ND))
                     if not context_NE.shape[1]:
-                        attended = _solve_norm(norm, attended, valid, calibration.attention_output(i, epsilon), held_N)
+                        attended = _solve_norm(
+                            norm, attended, valid, calibration.attention_output(i, epsilon), held_out_N
+                        )
                 except CompensationError as error:
                     raise CompensationError(f"layers[{i}], attention: {error}") from None
             hidden = attended
         if not len(layer.ffn):
             try:
-                hidden = _solve_norm(norm, hidden, valid, calibration.output(i, epsilon), held_N)
+                hidden = _solve_norm(norm, hidden, valid, calibration.output(i, epsilon), held_out_N)
             except CompensationError as error:
                 raise CompensationError(f"layers[{i}], {'left out' if left_out else 'no FFN'}: {error}") from None
         for j, block in enumerate(layer.ffn):
@@ -111,7 +113,7 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
             x_ND = _of_tokens(hidden, valid)
             target_ND = calibration.sums[i][j].to(x_ND.device)
             try:
-                sum_ND = _solve(block, slots, x_ND, target_ND, held_N.to(x_ND.device))
+                sum_ND = _solve(block, slots, x_ND, target_ND, held_out_N.to(x_ND.device))
             except CompensationError as error:
                 raise CompensationError(f"layers[{i}], block {j}: {error}") from None
             norm = block.LayerNorm
@@ -142,38 +144,38 @@ def _with_tokens(states: Sequence[Tensor], valid: Sequence[Tensor], new_ND: Tens
     return list(states)
 
 
-def _solve_attention(output: Any, context_NE: Tensor, x_ND: Tensor, target_ND: Tensor, held_N: Tensor) -> Tensor:
-    """Solve for the output map of an attention, in place; returns the sum x + attention(x), (N, D).
+def _solve_attention(output: Any, context_NE: Tensor, x_ND: Tensor, target_ND: Tensor, held_out_N: Tensor) -> Tensor:
+    """Solve for the output projection of an attention, in place; returns the sum x + attention(x), (N, D).
 
     Args:
-        output: its map, or its bias if it has no heads.
-        context_NE: what the map is applied to.
+        output: its output projection, or the bias of that if it has no heads.
+        context_NE: what that is applied to.
     """
     if not context_NE.shape[1]:
         wanted_ND = target_ND - x_ND
         if not bool(torch.isfinite(wanted_ND).all()):
             raise CompensationError("the activations are not finite")
-        output.bias.copy_(wanted_ND[~held_N].mean(dim=0))
+        output.bias.copy_(wanted_ND[~held_out_N].mean(dim=0))
         return x_ND + output.bias
     start = Linear(output.weight.detach().clone(), output.bias.detach().clone())
     sum_ND = x_ND + start(context_NE)
     if bool(((target_ND - sum_ND) ** 2).mean() <= EXACT * (target_ND**2).mean()):
         return sum_ND
-    solution = Ridge(context_NE, held_N).solve(target_ND - x_ND, start)
+    solution = Ridge(context_NE, held_out_N).solve(target_ND - x_ND, start)
     output.weight.copy_(solution.weight_DE)
     output.bias.copy_(solution.bias_D)
     return x_ND + solution(context_NE)
 
 
 def _solve_norm(
-    norm: nn.LayerNorm, hidden: Sequence[Tensor], valid: Sequence[Tensor], target_ND: Tensor, held_N: Tensor
+    norm: nn.LayerNorm, hidden: Sequence[Tensor], valid: Sequence[Tensor], target_ND: Tensor, held_out_N: Tensor
 ) -> list[Tensor]:
     """Solve for the weight and the bias of a LayerNorm whose outputs are `hidden`, in place; returns its new outputs.
 
     Attention experts share their LayerNorm, so the outputs of all of them are solved for together.
     """
     x_ND = _of_tokens(hidden, valid)
-    factor_D, shift_D = affine_change(x_ND, target_ND.to(x_ND.device), held_N.to(x_ND.device))
+    factor_D, shift_D = affine_change(x_ND, target_ND.to(x_ND.device), held_out_N.to(x_ND.device))
     norm.weight.mul_(factor_D)
     norm.bias.mul_(factor_D).add_(shift_D)
     return [(states * factor_D + shift_D).to(states.dtype) for states in hidden]
@@ -216,7 +218,7 @@ def _before_project(block: FFNBlock, x: Tensor, *dispatch: Dispatch) -> tuple[li
 
 
 def _after_project(block: FFNBlock, values: Sequence[Tensor], projected_SD: Tensor) -> Tensor:
-    """The graph's output, given the values before `project` and its output. No linear map follows `project`."""
+    """The graph's output, given the values before `project` and its output. No linear layer follows `project`."""
     values = [*values, projected_SD]
     for op, inputs in block.steps[len(values) - 1 :]:
         values.append(block.apply_op(op, [values[number] for number in inputs]))
@@ -261,7 +263,7 @@ def _expert_slots(
     return _Slots(values, project_input, token_S, expert_S, weight_S)
 
 
-def _solve(block: FFNBlock, slots: _Slots, x_ND: Tensor, target_ND: Tensor, held_N: Tensor) -> Tensor:
+def _solve(block: FFNBlock, slots: _Slots, x_ND: Tensor, target_ND: Tensor, held_out_N: Tensor) -> Tensor:
     """Solve for `project` of a block, in place; returns the sum x + f(x), (N, D)."""
     project: Any = block.project
     weight_XDE, bias_XD = project.weight, project.bias
@@ -270,7 +272,7 @@ def _solve(block: FFNBlock, slots: _Slots, x_ND: Tensor, target_ND: Tensor, held
     experts = range(len(weight_XDE))
     rows = [torch.nonzero(slots.expert_S == expert)[:, 0] for expert in experts]
     projections = [
-        _Projection(block, slots, rows[expert], held_N, Linear(weight_XDE[expert], bias_XD[expert]))
+        _Projection(block, slots, rows[expert], held_out_N, Linear(weight_XDE[expert], bias_XD[expert]))
         for expert in experts
     ]
     sum_ND = x_ND.clone()
@@ -289,15 +291,15 @@ def _solve(block: FFNBlock, slots: _Slots, x_ND: Tensor, target_ND: Tensor, held
 
 
 class _Projection:
-    """The linear map `project` of one expert, on the slots of its tokens."""
+    """The linear layer `project` of one expert, on the slots of its tokens."""
 
-    def __init__(self, block: FFNBlock, slots: _Slots, rows_S: Tensor, held_N: Tensor, linear: Linear) -> None:
+    def __init__(self, block: FFNBlock, slots: _Slots, rows_S: Tensor, held_out_N: Tensor, linear: Linear) -> None:
         self.block, self.linear, self.start = block, linear, linear
         self.token_S = slots.token_S[rows_S]
         self.weight_S1 = slots.weight_S[rows_S, None]
         self.values = [value[rows_S] for value in slots.values]
         self.features_SE = self.values[slots.project_input]
-        self.held_S = held_N[self.token_S]
+        self.held_out_S = held_out_N[self.token_S]
         self.ends_with_project = block.steps[-1][0] == "project"
         self.ridge: Ridge | None = None
         self.projected_SD = linear(self.features_SE)
@@ -312,11 +314,11 @@ class _Projection:
         sum_ND.index_add_(0, self.token_S, self.output_SD, alpha=factor)
 
     def solve(self, target_ND: Tensor, sum_ND: Tensor) -> None:
-        """Solve for the map, and replace its part of the sums. An expert without tokens keeps its weights."""
-        if not len(self.token_S) or bool(self.held_S.all()):
+        """Solve for `project`, and replace its part of the sums. An expert without tokens keeps its weights."""
+        if not len(self.token_S) or bool(self.held_out_S.all()):
             return
         if self.ridge is None:
-            self.ridge = Ridge(self.features_SE, self.held_S, self.weight_S1[:, 0] ** 2)
+            self.ridge = Ridge(self.features_SE, self.held_out_S, self.weight_S1[:, 0] ** 2)
         self.add_to(sum_ND, -1.0)
         wanted_SD = (target_ND - sum_ND)[self.token_S]
         if self.ends_with_project:
@@ -327,7 +329,7 @@ class _Projection:
         self.add_to(sum_ND)
 
     def _gauss_newton(self, wanted_SD: Tensor) -> None:
-        """Solve for the map in a graph that does something after `project`, by steps that each solve for a linear map
+        """Solve for `project` in a graph that does something after it, by steps that each solve for a linear layer
         with one curvature per channel. A step that does not reduce the error is halved, so the result is never worse
         than the inherited weights.
         """

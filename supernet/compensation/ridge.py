@@ -40,24 +40,24 @@ class Ridge:
 
     Args:
         input_NE: inputs in float32.
-        held_N: True for the rows on which the strength is chosen, and which are not fitted; not for all rows.
+        held_out_N: True for the rows on which the strength is chosen, and which are not fitted; not for all rows.
         weight_N: the weight of each row's squared error; None: 1.
 
     Raises:
         CompensationError: an input is not finite.
     """
 
-    def __init__(self, input_NE: Tensor, held_N: Tensor, weight_N: Tensor | None = None) -> None:
+    def __init__(self, input_NE: Tensor, held_out_N: Tensor, weight_N: Tensor | None = None) -> None:
         if not bool(torch.isfinite(input_NE).all()):
             raise CompensationError("the activations are not finite")
         self.weight_N = input_NE.new_ones(len(input_NE)) if weight_N is None else weight_N
         self.root_N1 = self.weight_N.sqrt()[:, None]
-        self.held_M = torch.nonzero(held_N)[:, 0]
-        self.total, self.held_total = float(self.weight_N.sum()), float(self.weight_N[self.held_M].sum())
+        self.held_out_M = torch.nonzero(held_out_N)[:, 0]
+        self.total, self.held_total = float(self.weight_N.sum()), float(self.weight_N[self.held_out_M].sum())
         self.mean_E = self._fit_mean(input_NE)
-        self.centred_NE = (input_NE - self.mean_E) * self.root_N1
-        self.held_ME = self.centred_NE[self.held_M]
-        all_EE = (self.centred_NE.t() @ self.centred_NE).double()
+        self.centered_NE = (input_NE - self.mean_E) * self.root_N1
+        self.held_ME = self.centered_NE[self.held_out_M]
+        all_EE = (self.centered_NE.t() @ self.centered_NE).double()
         variance_E = all_EE.diagonal() / self.total
         # Constant inputs keep the start's weights.
         self.scale_E = variance_E.sqrt()
@@ -72,7 +72,7 @@ class Ridge:
         """The weighted mean of the rows that are fitted. Held-out rows are subtracted rather than the others copied,
         since they are few.
         """
-        all_sum, held_sum = self.weight_N @ rows, self.weight_N[self.held_M] @ rows[self.held_M]
+        all_sum, held_sum = self.weight_N @ rows, self.weight_N[self.held_out_M] @ rows[self.held_out_M]
         return (all_sum - held_sum) / (self.total - self.held_total)
 
     def _means(self, of_all: Tensor, of_held: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,9 +89,9 @@ class Ridge:
         mean_D = self._fit_mean(target_ND)
         if not bool(torch.isfinite(mean_D).all()):
             raise CompensationError("the targets are not finite")
-        centred_ND = (target_ND - mean_D) * self.root_N1
-        all_ED = (self.centred_NE.t() @ centred_ND).double()
-        held_ED = self.held_ME.t() @ centred_ND[self.held_M]
+        centered_ND = (target_ND - mean_D) * self.root_N1
+        all_ED = (self.centered_NE.t() @ centered_ND).double()
+        held_ED = self.held_ME.t() @ centered_ND[self.held_out_M]
         fit_ED, held_ED = (self.inverse_E[:, None] * moments_ED for moments_ED in self._means(all_ED, held_ED))
         start_ED = start.weight_DE.double().t() * self.scale_E[:, None]
         # In the eigenvectors' basis the change of the weights is factor_E(strength) * rotated_ED, so the error on the
@@ -99,7 +99,7 @@ class Ridge:
         rotated_ED = self.vectors_EE.t() @ (fit_ED - self.fit_EE @ start_ED)
         slope_E = (rotated_ED * (self.vectors_EE.t() @ (self.held_EE @ start_ED - held_ED))).sum(dim=1)
         curvature_EE = self.rotated_held_EE * (rotated_ED @ rotated_ED.t())
-        strengths = STRENGTHS if len(self.held_M) else (CAUTIOUS,)
+        strengths = STRENGTHS if len(self.held_out_M) else (CAUTIOUS,)
         factors = [1 / (self.values_E.clamp(min=0) + strength) for strength in strengths]
         factor_E = min(factors, key=lambda factor_E: float(factor_E @ (curvature_EE @ factor_E + 2 * slope_E)))
         solution_ED = start_ED + self.vectors_EE @ (factor_E[:, None] * rotated_ED)
@@ -109,7 +109,7 @@ class Ridge:
         return Linear(weight_DE, mean_D - weight_DE @ self.mean_E)
 
 
-def affine_change(input_ND: Tensor, target_ND: Tensor, held_N: Tensor) -> tuple[Tensor, Tensor]:
+def affine_change(input_ND: Tensor, target_ND: Tensor, held_out_N: Tensor) -> tuple[Tensor, Tensor]:
     """The factor and the shift (D,) of every channel with which factor * input + shift is closest to the target.
 
     Least squares on the rows that are not held out say in which direction the factors should move from 1 and the shifts
@@ -117,7 +117,7 @@ def affine_change(input_ND: Tensor, target_ND: Tensor, held_N: Tensor) -> tuple[
     the unchanged input. Constant channels keep the factor 1.
 
     Args:
-        held_N: True for the held-out rows; not for all rows.
+        held_out_N: True for the held-out rows; not for all rows.
 
     Raises:
         CompensationError: an input or a target is not finite.
@@ -126,15 +126,15 @@ def affine_change(input_ND: Tensor, target_ND: Tensor, held_N: Tensor) -> tuple[
         if not bool(torch.isfinite(values).all()):
             raise CompensationError(f"the {name} are not finite")
     x_ND, error_ND = input_ND.double(), (target_ND - input_ND).double()
-    mean_D, mean_error_D = x_ND[~held_N].mean(dim=0), error_ND[~held_N].mean(dim=0)
-    centred_ND = x_ND[~held_N] - mean_D
-    variance_D = (centred_ND**2).mean(dim=0)
-    covariance_D = (centred_ND * error_ND[~held_N]).mean(dim=0)
+    mean_D, mean_error_D = x_ND[~held_out_N].mean(dim=0), error_ND[~held_out_N].mean(dim=0)
+    centered_ND = x_ND[~held_out_N] - mean_D
+    variance_D = (centered_ND**2).mean(dim=0)
+    covariance_D = (centered_ND * error_ND[~held_out_N]).mean(dim=0)
     slope_D = torch.where(variance_D > variance_D.max() * 1e-12, covariance_D / variance_D, 0)
     shift_D = mean_error_D - slope_D * mean_D
     fraction = 1 / (1 + CAUTIOUS)
-    if bool(held_N.any()):
-        change_ND = x_ND[held_N] * slope_D + shift_D
+    if bool(held_out_N.any()):
+        change_ND = x_ND[held_out_N] * slope_D + shift_D
         squares = float((change_ND**2).sum())
-        fraction = min(1.0, max(0.0, float((change_ND * error_ND[held_N]).sum()) / squares)) if squares else 0.0
+        fraction = min(1.0, max(0.0, float((change_ND * error_ND[held_out_N]).sum()) / squares)) if squares else 0.0
     return (1 + fraction * slope_D).float(), (fraction * shift_D).float()

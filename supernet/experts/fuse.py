@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from distill.encoders.family import EXPERT_HEAD, TABLE, family_of_weights, in_block
 from distill.training.evaluation import Load
 from search_spaces.architecture import Architecture
-from search_spaces.layer import DENSE, FFN, Head
+from search_spaces.layer import DENSE, FFN, PredictionHead
 from supernet.experts import ExpertsError
 
 # In place of a layer's number, as in `Load.layer`.
@@ -115,7 +115,7 @@ def remove_experts(
             prefix = EXPERT_HEAD
             remaining = _remaining("the head", head.experts, LEAST_OF_HEAD, removed)
             scale = Fraction(head.experts, len(remaining)) if relative else Fraction(1)
-            head = Head(len(remaining))
+            head = PredictionHead(len(remaining))
         else:
             prefix = f"{family_of_weights(weights).prefix(weights)}{place}."
             ffn = layers[place]

@@ -1,7 +1,7 @@
-"""Second moments of a model's linear maps on training rows, by which channels and heads are ordered and losses are
-predicted.
+"""Second moments of a model's linear layers on training rows, by which channels and heads are ordered and increases in
+loss are predicted.
 
-Dimensions: N tokens without padding; E channels of the input of a map; D channels of its output.
+Dimensions: N tokens without padding; E channels of the input of a linear layer; D channels of its output.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,16 +21,17 @@ from supernet.order.gradients import INPUT, OUTPUT, Loss, gradients
 
 @dataclass(frozen=True)
 class Moments:
-    """The moments of one linear map, in float64.
+    """The moments of one linear layer, in float64.
 
     Attributes:
         tokens: N.
         mean_E: the mean input.
         covariance_EE: the covariance of the inputs.
         metric_DD: the mean of g g' over the tokens, where g is the gradient of the loss with respect to the output.
-            With `sampled_loss` this is the Fisher information of that output, and (v' metric v) / 2 is the
-            loss, in nats of a sentence's prediction per token, that a small change v of the output causes, if changes
-            are independent of gradients, and tokens of each other (as in K-FAC, Martens and Grosse, 2015).
+            With `sampled_loss` this is the Fisher information of that output, and (v' metric v) / 2 is the expected
+            increase in loss per token (in nats; the loss is that of a sentence's prediction) if v is added to the
+            output, assuming that v is independent of the gradients and that tokens are independent (as in K-FAC,
+            Martens and Grosse, 2015).
     """
 
     tokens: int
@@ -44,7 +45,7 @@ class MomentsError(UserError, ValueError):
 
 
 def block_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[list[Moments]]:
-    """The moments of the map `project` of every block: `[layer][block]`.
+    """The moments of `project` of every block: `[layer][block]`.
 
     Args:
         model: a model whose layers consist of dense `FFNBlock`s.
@@ -52,7 +53,8 @@ def block_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) 
         loss: such as `sampled_loss(seed)`.
 
     Raises:
-        MomentsError: an activation or a gradient is not finite, all gradients of a map are 0, or there are no batches.
+        MomentsError: an activation or a gradient is not finite, all gradients of a linear layer are 0, or there are no
+            batches.
     """
     layers = [layer.ffn for layer in encoder_layers(model)]
     places = {f"layer {i}, block {j}": block.project for i, ffn in enumerate(layers) for j, block in enumerate(ffn)}
@@ -61,7 +63,7 @@ def block_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) 
 
 
 def attention_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[Moments]:
-    """The moments of the output map of every attention, as `block_moments`."""
+    """The moments of the output projection of every attention, as `block_moments`."""
     output = family_of(model).output
     places = {f"layer {i}, attention": part(layer, output) for i, layer in enumerate(encoder_layers(model))}
     return list(_moments(model, batches, loss, places))
@@ -70,10 +72,10 @@ def attention_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Lo
 def _moments(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, maps: Mapping[str, nn.Linear]
 ) -> Iterator[Moments]:
-    """The moments of linear maps, in the order of these.
+    """The moments of linear layers, in the order of these.
 
     Args:
-        maps: the map at each place, which error messages name.
+        maps: the linear layer at each place, which error messages name.
     """
     places = {(place, end): (linear, end) for place, linear in maps.items() for end in (INPUT, OUTPUT)}
     sums = {place: _Sums(linear.in_features, linear.out_features) for place, linear in maps.items()}
@@ -109,7 +111,7 @@ class _Sums:
 
     def moments(self, place: str) -> Moments:
         if not self.tokens:
-            raise MomentsError("no tokens to measure the channels on")
+            raise MomentsError(f"{place}: the training examples have no tokens; check the data")
         assert self.shift_E is not None
         offset_E = self.sum_E / self.tokens
         mean_E = offset_E + self.shift_E.double().cpu()
@@ -127,8 +129,8 @@ class _Sums:
 
 def sampled_loss(seed: int) -> Loss:
     """A loss whose gradients are those, up to their sign, of the negative log-likelihood, summed over a batch, of
-    predictions that are sampled from the model itself: labels from its distributions, or numbers from normal
-    distributions with standard deviation 1 around its own.
+    predictions that are sampled from the model itself: labels from its predictive distribution; for regression, targets
+    from a normal distribution of variance 1 around its prediction.
 
     The loss raises MomentsError if logits are not finite.
     """

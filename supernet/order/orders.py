@@ -93,7 +93,7 @@ def by_magnitude(inputs: OrderInputs) -> Scores:
 
 
 def heads_by_magnitude(inputs: OrderInputs) -> HeadScores:
-    """The norm of a head's weights in the value map times that of its weights in the output map."""
+    """The norm of a head's weights in the value projection times that of its weights in the output projection."""
     family = family_of(inputs.model)
     scores = []
     for layer in encoder_layers(inputs.model):

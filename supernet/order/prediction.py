@@ -1,14 +1,16 @@
-"""Predicts, in closed form, what a narrower layer or another activation costs: no candidate is built or trained.
+"""Predicts, in closed form, by how much a narrower layer or another activation raises the loss (its "predicted loss"):
+no candidate is built or trained.
 
 A layer computes y = W h + b from the channels h = op(expand(x)). With its first k channels, or with another activation,
-and with W and b solved for again, it computes the linear regression of y on these channels. The error of the regression
-in the metric of the Fisher information of y is twice the rise in loss, to second order (`supernet.order.moments`).
-Without any FFN, the LayerNorm before it can still replace y by an affine function of every channel of x on its own.
+and with W and b refitted, it computes the linear regression of y on these channels. The error of the regression in the
+metric of the Fisher information of y is twice the increase in loss, to second order (`supernet.order.moments`).
+Without an FFN, y is approximated channel by channel, y_d ≈ a_d x_d + b_d, by refitting the weight and bias of the
+LayerNorm before it.
 
 Attention heads are predicted alike: y is then the output of the attention, and h are the outputs of the heads.
 
-A word embedding of lower rank changes the sum of the embeddings, before their LayerNorm, by a known amount; the loss is
-half its square in the metric of that sum.
+A word embedding of lower rank changes the sum of the embeddings, before their LayerNorm, by a known amount; the
+increase in loss is half its square in the metric of that sum.
 
 Dimensions are those of `supernet.order.moments`: N tokens without padding, E channels, D channels of the output.
 """
@@ -41,9 +43,9 @@ def predicted_losses(
     operations: Sequence[str],
     limit: int,
 ) -> dict[str, list[Tensor]]:
-    """What the lowest block of every layer loses if it keeps only its leading channels, after any of these activations.
+    """By how much the loss rises if the lowest block of a layer keeps only its leading channels, for each activation.
 
-    The losses are those of one layer with all others complete; a sum over layers ignores that errors meet.
+    All other layers are complete. Summing over layers ignores how their errors interact.
 
     Args:
         model: a dense supernet whose graphs end with `project`, with its channels in order.
@@ -66,7 +68,7 @@ def predicted_losses(
         x_ND = inputs_ND.to(model.device)
         root_DD = root_of(of_layer[0].metric_DD)
         with torch.no_grad():
-            output_ND = _centred(block.f(x_ND)).double().cpu()
+            output_ND = _centered(block.f(x_ND)).double().cpu()
             without = (affine_residuals(x_ND.cpu(), output_ND) @ root_DD).square().sum() / len(x_ND)
             expanded_NE = block.expand(x_ND)[:, :limit]
             for op in operations:
@@ -79,8 +81,8 @@ def predicted_losses(
 
 
 def predicted_losses_of_heads(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[Tensor]:
-    """What every layer loses if its attention keeps only its leading heads: of each layer (heads + 1,), in the nats per
-    token of `predicted_losses`; entry k is for k heads.
+    """By how much the loss rises if the attention of a layer keeps only its leading heads: of each layer (heads + 1,),
+    in the nats per token of `predicted_losses`; entry k is for k heads.
 
     Args:
         model: a dense supernet with its heads in order.
@@ -100,7 +102,7 @@ def predicted_losses_of_heads(model: PreTrainedModel, batches: Iterable[Batch], 
         maps, moments, inputs[: len(layers)], inputs[len(layers) :], strict=True
     ):
         root_DD = root_of(of_layer.metric_DD)
-        output_ND = _centred(linear(context_NE.to(model.device)).detach()).double().cpu()
+        output_ND = _centered(linear(context_NE.to(model.device)).detach()).double().cpu()
         without = (affine_residuals(input_ND.cpu(), output_ND) @ root_DD).square().sum() / len(input_ND)
         errors = regression_errors(context_NE.cpu(), output_ND @ root_DD)[:: context_NE.shape[1] // heads]
         losses.append(torch.cat((without[None], errors[1:])) / 2)
@@ -110,59 +112,60 @@ def predicted_losses_of_heads(model: PreTrainedModel, batches: Iterable[Batch], 
 def predicted_losses_of_ranks(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, frequencies: Tensor
 ) -> Tensor:
-    """What is lost if the word embedding has rank r, for r = 0 ... D: (D + 1,), in the nats per token of
-    `predicted_losses`. Nothing makes up for it.
+    """By how much the loss rises if the word embedding has rank r, for r = 0 ... D: (D + 1,), in the nats per token of
+    `predicted_losses`. No weights are refitted to compensate for it.
 
     Args:
         model: a model with the full word embedding.
         batches, loss: as for `predicted_losses`.
-        frequencies: how often each word occurs (vocabulary,), as for `supernet.embedding.principal_axes`.
+        frequencies: how often each token occurs (vocabulary,), as for `supernet.embedding.principal_axes`.
 
     Raises:
         MomentsError: a gradient is not finite, or there are no batches.
     """
     base: Any = model.base_model
     family = family_of(model)
-    words_VD = part(base, family.words).weight.detach().double().cpu()
-    axes_DD = principal_axes(words_VD, frequencies.cpu())
-    norm, width = part(base, family.embeddings_norm), words_VD.shape[1]
+    embedding_VD = part(base, family.words).weight.detach().double().cpu()
+    axes_DD = principal_axes(embedding_VD, frequencies.cpu())
+    norm, width = part(base, family.embeddings_norm), embedding_VD.shape[1]
     products_DD, metric_DD = torch.zeros(2, width, width, dtype=torch.float64)
     tokens = 0
     for batch, values in gradients(model, batches, loss, {INPUT: (norm, INPUT)}):
         valid_BT = batch["attention_mask"].bool()
-        word_ND = words_VD[batch["input_ids"][valid_BT].cpu()]
+        embedded_ND = embedding_VD[batch["input_ids"][valid_BT].cpu()]
         gradient_BTD = values[INPUT][1]
         assert gradient_BTD is not None  # everything is computed from it
         gradient_ND = gradient_BTD[valid_BT].double().cpu()
-        products_DD += word_ND.t() @ word_ND
+        products_DD += embedded_ND.t() @ embedded_ND
         metric_DD += gradient_ND.t() @ gradient_ND
-        tokens += len(word_ND)
+        tokens += len(embedded_ND)
     if not tokens or not bool(torch.isfinite(metric_DD).all()):
         raise MomentsError("embeddings: there are no tokens, or gradients are not finite; lower the learning rate")
-    # The square of the axes from r on, summed over pairs of them: the sum of the lower right corner.
+    # Entry r is the sum over all pairs (i, j) of dropped axes, i, j >= r, of the products' entry times the metric's:
+    # that of the lower right corner.
     pairs_DD = (axes_DD.t() @ products_DD @ axes_DD) * (axes_DD.t() @ metric_DD @ axes_DD) / tokens**2
     corners_D = pairs_DD.flip(0, 1).cumsum(0).cumsum(1).diagonal().flip(0)
     return torch.cat((corners_D.clamp(min=0) / 2, torch.zeros(1, dtype=torch.float64)))
 
 
 def affine_residuals(input_ND: Tensor, target_ND: Tensor) -> Tensor:
-    """The residuals (N, D) of the regressions of every centred target on the same channel of the input alone."""
-    centred_ND = _centred(input_ND.double())
-    variance_D = centred_ND.square().mean(dim=0)
-    slope_D = torch.where(variance_D > 0, (centred_ND * target_ND).mean(dim=0) / variance_D.clamp(min=1e-300), 0)
-    return target_ND - slope_D * centred_ND
+    """The residuals (N, D) of the regressions of every centered target on the same channel of the input alone."""
+    centered_ND = _centered(input_ND.double())
+    variance_D = centered_ND.square().mean(dim=0)
+    slope_D = torch.where(variance_D > 0, (centered_ND * target_ND).mean(dim=0) / variance_D.clamp(min=1e-300), 0)
+    return target_ND - slope_D * centered_ND
 
 
 def regression_errors(channels_NE: Tensor, target_ND: Tensor) -> Tensor:
-    """The mean squared error, summed over D, of the regressions of a centred target on the first k channels and a
+    """The mean squared error, summed over D, of the regressions of a centered target on the first k channels and a
     constant, for k = 0 ... E: (E + 1,).
     """
     tokens = len(channels_NE)
-    centred_NE = _centred(channels_NE.double())
-    deviation_E = centred_NE.square().mean(dim=0).sqrt()
+    centered_NE = _centered(channels_NE.double())
+    deviation_E = centered_NE.square().mean(dim=0).sqrt()
     # Constant channels deviate by rounding errors only.
     constant_E = deviation_E <= 1e-7 * channels_NE.double().abs().amax(dim=0)
-    scaled_NE = centred_NE * torch.where(constant_E, 0, 1 / deviation_E)
+    scaled_NE = centered_NE * torch.where(constant_E, 0, 1 / deviation_E)
     covariance_EE = scaled_NE.t() @ scaled_NE / tokens
     across_ED = scaled_NE.t() @ target_ND / tokens
     ridge = RIDGE
@@ -178,5 +181,5 @@ def regression_errors(channels_NE: Tensor, target_ND: Tensor) -> Tensor:
     return (total - explained_E).clamp(min=0)
 
 
-def _centred(values: Tensor) -> Tensor:
+def _centered(values: Tensor) -> Tensor:
     return values - values.mean(dim=0)

@@ -1,12 +1,12 @@
-"""The order of channels, and of attention heads, by what reconstructs the output of the linear map that reads them:
-forward selection on second moments.
+"""Orders channels and attention heads by forward selection: each next one reduces most the error of reconstructing the
+output of the linear layer that reads them.
 
 A block computes y = W h + b from the channels h (E,) of the input of `project`. If only the channels S are kept and W
-and b are solved for again, the remaining error of y is W_R (h_R - L[h_R | h_S]), where R are the other channels and
+and b are refitted, the remaining error of y is W_R (h_R - L[h_R | h_S]), where R are the other channels and
 L[. | .] is the best linear predictor. Its size in the metric F of the output is tr(G C_S), with G = W' F W and C_S the
 covariance of h after regression on h_S. Every step of the selection keeps the channel that reduces it most, so any
-leading slice of the order is a selection itself. Heads are selected alike, all channels of a head at once; the map is
-then the attention's output map.
+leading slice of the order is a selection itself. Heads are selected alike, all channels of a head at once; the linear
+layer is then the attention's output projection.
 """
 
 import torch
@@ -22,7 +22,7 @@ _NEGLIGIBLE = 1e-9
 
 def forward_selection(moments: Moments, weight_DE: Tensor) -> Tensor:
     """The channels of a block (E,), the most useful first, by the weight of its `project`. Those that are constant, or
-    linear in those before them, come last.
+    linearly dependent on those before them, come last.
     """
     inner = weight_DE.shape[1]
     output_ED = weight_DE.double().t() @ root_of(moments.metric_DD)
@@ -68,8 +68,8 @@ def forward_selection(moments: Moments, weight_DE: Tensor) -> Tensor:
 
 
 def forward_selection_of_heads(moments: Moments, weight_DE: Tensor, heads: int) -> Tensor:
-    """The heads of an attention (heads,), the most useful first, by the weight of its output map. Heads that are
-    constant, or linear in those before them, come last.
+    """The heads of an attention (heads,), the most useful first, by the weight of its output projection. Heads that
+    are constant, or linearly dependent on those before them, come last.
     """
     size = weight_DE.shape[1] // heads
     covariance_EE = moments.covariance_EE.clone()

@@ -13,7 +13,7 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.finalists import BASE_MODEL, GLOBAL, UNIFORM
 from nas.planning.stages import check_start, plan
 from nas.preparation.workspace import Workspace
-from search_spaces import FFN, Architecture, Attention, Head, Layer
+from search_spaces import FFN, Architecture, Attention, Layer, PredictionHead
 from tests.nas.tiny_study import TinyStudy
 
 SPACE = """\
@@ -63,7 +63,7 @@ def test_a_candidate_is_trained(workspace: Workspace) -> None:
     base, graph = workspace.base()
     ffns = (FFN(graph, 1, Fraction(1, 2)),) * 2
     layers = (Layer(Attention(base.heads, 2), ffns[0]), Layer(Attention(base.heads), ffns[1]))
-    architecture = Architecture(base, layers, Head(3))
+    architecture = Architecture(base, layers, PredictionHead(3))
     one, again = (TrainedEvaluator(workspace, "cpu").evaluate(architecture, 0) for _ in range(2))
     assert one == again
     shares = [(load.layer, load.part, len(load.shares)) for load in one.loads]

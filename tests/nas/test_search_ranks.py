@@ -11,10 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from distill.training.progress import ignore_progress
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.allocation import PredictedLosses
+from nas.planning.budget import latencies_of, limits_of
 from nas.planning.finalists import BASE_MODEL, GLOBAL, UNIFORM
 from nas.planning.stages import check_start, plan
 from nas.preparation.prepare import prepare
@@ -72,14 +74,24 @@ def test_plans_of_the_stages(preset: Path) -> None:
         )
 
 
+def test_latencies_include_the_map(preset: Path) -> None:
+    preset.write_text(preset.read_text().replace("[4, 16]", '[4, 16]\nmax_latency = "9x"'))
+    config = load_config(str(preset))
+    workspace = prepare(config, "cpu", outputs=False)
+    (limit,) = limits_of(config, workspace, "cpu")
+    space = plan(config, workspace, "1", None, (limit,)).space
+    table = latencies_of(config, workspace, "cpu", ignore_progress)
+    samples = [space.sample(random.Random(seed)) for seed in range(60)]
+    assert {each.embedding.rank for each in samples} == {4, 16}
+    for each in samples:
+        whole = table.total(replace(each, embedding=Embedding()))
+        assert limit.total(each) == table.total(each) == whole + table.embedding(each.embedding)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([('evaluation = "trained"', 'evaluation = "one_shot"')], "the one-shot supernet has words of full rank only"),
-        (
-            [("[4, 16]", '[4, 16]\nmax_latency = "5ms"')],
-            "space.max_latency does not include their maps: limit max_params",
-        ),
+        ([('evaluation = "trained"', 'evaluation = "one_shot"')], "the one-shot supernet only has the full rank"),
         ([("[4, 16]", "[4, 4]")], "space.ranks: a number is given twice: [4, 4]"),
         ([("[4, 16]", "[0]")], "space.ranks"),
     ],
@@ -99,7 +111,7 @@ def test_ranks_of_the_width(preset: Path, tiny_study: TinyStudy, tmp_path: Path)
     preset.write_text(preset.read_text().replace("[4, 16]", "[4, 32]"))
     result = tiny_study.run(*tiny_study.search(tmp_path, "--dry-run", preset=preset))
     assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr == "nas.search: ranks: must be below base.width, which is 32, not 32\n"
+    assert result.stderr == "nas.search: ranks: 32 is not below base.width (32)\n"
 
 
 @pytest.mark.slow

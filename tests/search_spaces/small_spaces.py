@@ -15,8 +15,8 @@ from search_spaces import (
     Embedding,
     Experts,
     FFNGraph,
-    Head,
     Layer,
+    PredictionHead,
     Space,
     cost,
 )
@@ -51,7 +51,7 @@ def members(space: Space, graphs: Sequence[FFNGraph]) -> list[Architecture]:
         for graph in graphs
     ]
     every = (
-        Architecture(space.base, layers, Head(count), Embedding(rank))
+        Architecture(space.base, layers, PredictionHead(count), Embedding(rank))
         for layers in itertools.product(*options)
         for count in space.genes["head_experts"]
         for rank in space.genes["rank"]
@@ -102,7 +102,7 @@ def of_ranks() -> dict[str, Space]:
     least = cost.macs(Architecture.uniform(space.base, expansion=Fraction(1, 4)), 8, 3)
     macs = Limit(
         "macs",
-        cost.head_macs(space.base, Head(), 8, 3),
+        cost.head_macs(space.base, PredictionHead(), 8, 3),
         lambda base, layer: cost.layer_macs(base, layer, 8),
         least + 10_000,
         embedding_cost=lambda base, embedding: cost.embedding_macs(base, embedding, 8),

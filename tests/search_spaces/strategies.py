@@ -16,8 +16,8 @@ from search_spaces import (
     Embedding,
     Experts,
     FFNGraph,
-    Head,
     Layer,
+    PredictionHead,
     Space,
 )
 from search_spaces.graph import MAX_TERMS
@@ -92,7 +92,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
     gate_scale = draw(st.sampled_from(["relative", "relative", "probability"]))
     capacity_per = draw(st.sampled_from(["sentence", "sentence", "batch"]))
     base = replace(BASE, gate_scale=gate_scale, capacity_per=capacity_per)
-    head = Head(draw(st.sampled_from([1, 1, 2])))
+    head = PredictionHead(draw(st.sampled_from([1, 1, 2])))
     embedding = Embedding(draw(st.none() | st.integers(1, BASE.width - 1)))
     return Architecture(base, tuple(Layer(draw(attentions()), draw(ffns())) for _ in range(3)), head, embedding)
 

@@ -26,8 +26,8 @@ from search_spaces import (
     Embedding,
     Experts,
     FFNGraph,
-    Head,
     Layer,
+    PredictionHead,
 )
 from tests.search_spaces.strategies import architectures
 
@@ -74,11 +74,9 @@ def test_the_rank_of_the_word_embedding() -> None:
     assert low.with_ffns(low.ffns).with_heads([1] * 4).embedding == Embedding(8)
     assert low.transferred(replace(SMALL.base, depth=8)).embedding == Embedding(8)
     assert pickle.loads(pickle.dumps(low)) == low
-    with pytest.raises(ArchitectureError, match=r"^embedding\.rank: must be below base\.width, which is 8, not 8$"):
+    with pytest.raises(ArchitectureError, match=r"^embedding\.rank: 8 is not below base\.width \(8\)$"):
         low.transferred(replace(SMALL.base, width=8, heads=2))
-    with pytest.raises(
-        ArchitectureError, match=r"^embedding\.rank: 8 is for a word embedding that base\.embedding does"
-    ):
+    with pytest.raises(ArchitectureError, match=r"^embedding\.rank: base\.embedding already factorizes the word embed"):
         replace(low, base=replace(SMALL.base, embedding=4))
 
 
@@ -93,7 +91,7 @@ def test_version_1() -> None:
     document["base"] = {**base, "attention_experts": 2, "head_experts": 4}
     several = Architecture.of_ffns(Base(2, 12, 3, 24), ffns, attention_experts=2, head_experts=4)
     assert Architecture.from_json(document) == several
-    assert [layer.attention for layer in several.layers] == [Attention(3, 2)] * 2 and several.head == Head(4)
+    assert [layer.attention for layer in several.layers] == [Attention(3, 2)] * 2 and several.head == PredictionHead(4)
     for changed, message in (
         ({"base": {**base, "attention_experts": 0}}, "base.attention_experts: must be from 1 to 64, not 0"),
         ({"base": {**base, "dropout": 0.1}}, "base: unknown key 'dropout'; known are depth, "),
@@ -128,7 +126,7 @@ def test_no_ffn_is_one_value(tmp_path: Path) -> None:
     mixture = Architecture.of_ffns(base, architecture.ffns, attention_experts=2, head_experts=3)
     deep = mixture.transferred(replace(SMALL.base, depth=8, width=24, heads=4))
     assert deep.base == replace(SMALL.base, depth=8, width=24, heads=4, **own)
-    assert {layer.attention for layer in deep.layers} == {Attention(4, 2)} and deep.head == Head(3)
+    assert {layer.attention for layer in deep.layers} == {Attention(4, 2)} and deep.head == PredictionHead(3)
 
 
 def test_inner_width_is_rounded_down() -> None:
@@ -156,7 +154,7 @@ FAULTS: list[tuple[str, object, str]] = [
     ("embedding", 64, ": must be a JSON object, not 64"),
     ("embedding", {"rang": 64}, ": unknown key 'rang'"),
     ("embedding", {"rank": 0}, ".rank: must be from 1 to 65,536, not 0"),
-    ("embedding", {"rank": 12}, ".rank: must be below base.width, which is 12, not 12"),
+    ("embedding", {"rank": 12}, ".rank: 12 is not below base.width (12)"),
     ("base.gelu", "exact", ": must be 'tanh' or 'erf', not 'exact'"),
     ("base.mismatch", ["wide"], ": must be 'narrow' or 'wide', not ['wide']"),
     ("layers", {}, ": must be a list, not {}"),
@@ -168,9 +166,9 @@ FAULTS: list[tuple[str, object, str]] = [
     ("base.gate_jitter", True, ": must be a number from 0 to below 1, not True"),
     ("base.gate_jitter", "0.1", ": must be a number from 0 to below 1, not '0.1'"),
     ("layers.2.attention", 7, ": must be a JSON object, not 7"),
-    ("layers.2.attention.heads", 99, ": must be at most base.heads, which is"),
+    ("layers.2.attention.heads", 99, ": 99 is more than base.heads ("),
     ("layers.2.attention.heads", -1, ": must be from 0 to"),
-    ("layers.2.attention", {"heads": 0, "experts": 2}, ".experts: 2 experts have all"),
+    ("layers.2.attention", {"heads": 0, "experts": 2}, ".experts: attention with 2 experts needs all"),
     ("layers.2.attention.experts", 0, ": must be from 1 to 64, not 0"),
     ("head.experts", 0, ": must be from 1 to 64, not 0"),
     ("head", 4, ": must be a JSON object, not 4"),
@@ -181,7 +179,7 @@ FAULTS: list[tuple[str, object, str]] = [
     ("layers.2.ffn.experts", {"count": True}, ".count: must be a whole number, not True"),
     ("layers.2.ffn.experts", {"count": 4, "shared": "5/4"}, ".shared: must be from 0 to 1, not 5/4"),
     ("layers.2.ffn.experts", {"count": 4, "shared": "s"}, '.shared: must be a fraction such as "1/8"'),
-    ("layers.2.ffn.experts", {"count": 4, "top_k": 5}, ".top_k: must be at most experts.count, which is 4, not 5"),
+    ("layers.2.ffn.experts", {"count": 4, "top_k": 5}, ".top_k: 5 is more than experts.count (4)"),
     ("layers.2.ffn.experts", {"count": 4, "top_k": None}, ".top_k: must be a whole number, not None"),
     ("layers.2.ffn.experts", {"count": 4, "capacity": 0}, ".capacity: must be above 0, not 0"),
     ("layers.2.ffn.experts", {"count": 4, "capacity": None}, ".capacity: must be a fraction"),

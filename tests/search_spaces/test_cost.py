@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, Architecture, Attention, Base, Embedding, FFNGraph, Head, Layer, cost
+from search_spaces import DENSE, Architecture, Attention, Base, Embedding, FFNGraph, Layer, PredictionHead, cost
 from tests.search_spaces.strategies import architectures
 
 
@@ -76,7 +76,7 @@ def gates_of_attentions(architecture: Architecture) -> int:
 
 @given(architectures(), st.integers(1, 5))
 def test_active_parameters(drawn: Architecture, labels: int) -> None:
-    architecture = replace(drawn, head=Head())
+    architecture = replace(drawn, head=PredictionHead())
     d = architecture.base.width
     routers = gates_of_attentions(architecture)
     norms = 0

@@ -17,8 +17,8 @@ from search_spaces import (
     Architecture,
     Attention,
     Embedding,
-    Head,
     Layer,
+    PredictionHead,
     SpaceError,
     cost,
     neighbourhood,
@@ -97,12 +97,17 @@ def test_stage_2_keeps_the_experts_of_the_start() -> None:
         attentions = {layer.attention for one in samples for layer in one.layers}
         heads = {one.head for one in samples}
         if vary == {GRAPHS}:
-            assert (attentions, heads) == ({Attention(BASE.heads, 8)}, {Head(2)}) and not space.varies("head_experts")
+            assert (attentions, heads) == ({Attention(BASE.heads, 8)}, {PredictionHead(2)}) and not space.varies(
+                "head_experts"
+            )
             assert foreign in space
             near = itertools.islice(neighbourhood.neighbours(space, foreign, random.Random(0)), 30)
             assert {other.head for other in near} == heads
         else:
-            assert attentions == {Attention(BASE.heads, count) for count in ATTENTION} and heads == {Head(1), Head(3)}
+            assert attentions == {Attention(BASE.heads, count) for count in ATTENTION} and heads == {
+                PredictionHead(1),
+                PredictionHead(3),
+            }
             assert foreign not in space
     with pytest.raises(SpaceError, match="has expansion 1/4, stack 1, experts dense, heads 4, attention_experts 8"):
         space.choices(foreign)
@@ -112,7 +117,7 @@ def test_stage_2_keeps_the_experts_of_the_start() -> None:
     ("changes", "message"),
     [
         ({"attention_experts": (2, 2)}, "attention_experts: must be one or more distinct values, not (2, 2)"),
-        ({"rank": (None, 24)}, "ranks: must be below base.width, which is 24, not 24"),
+        ({"rank": (None, 24)}, "ranks: 24 is not below base.width (24)"),
         ({"head_experts": ()}, "head_experts: must be one or more distinct values, not ()"),
         ({"stakc": (1,)}, "genes: unknown gene 'stakc'; did you mean 'stack'?"),
     ],

@@ -41,7 +41,7 @@ SMALL = ["--max-length", "40", "--device", "cpu"]
 
 
 def saved(cls: Any, folder: Path, tokenizer: Callable[[], Any] = word_pieces, **changes: Any) -> Path:
-    """A random model of a class, with a tokenizer of some hundred pieces."""
+    """A random model of a class, with a tokenizer of some hundred tokens."""
     own = tokenizer()
     kind = RobertaConfig if cls is RobertaForSequenceClassification else BertConfig
     settings = SIZES | CLASSES | {"max_position_embeddings": 64, "vocab_size": len(own) + 3} | changes
@@ -75,14 +75,14 @@ def test_a_teacher(cls: Any, tokenizer: Callable[[], Any], tmp_path: Path, capsy
     assert after.config.vocab_size == len(small) == cut["pieces"] < whole["pieces"] == len(own) + 3
     assert whole["bytes"] - cut["bytes"] == 4 * 24 * (whole["pieces"] - cut["pieces"])
     assert (whole["params"], cut["params"]) == (before.num_parameters(), after.num_parameters())
-    assert f"pieces:         {whole['pieces']:,} → {cut['pieces']:,}" in printed
+    assert f"vocabulary:     {whole['pieces']:,} → {cut['pieces']:,} tokens" in printed
     for row in ALL[:20]:
         logits = [model(**tokens(row, return_tensors="pt")).logits for model, tokens in ((before, own), (after, small))]
         torch.testing.assert_close(*logits)
     dev = [(own.tokenize(row), small.tokenize(row)) for row in ALL[60:100]]
     differ = sum(old != new for old, new in dev)
     assert 0 < differ < 40 and report["spelled_otherwise"] == {"train": 0, "dev": differ}
-    assert f"divided into other pieces than before: 0 training rows and {differ} dev rows" in printed
+    assert f"divided into other tokens than before: 0 training rows and {differ} dev rows" in printed
     assert cut["tokens_per_row"] == pytest.approx(2 + sum(len(new) for _, new in dev) / 40)
     assert whole["tokens_per_row"] == pytest.approx(2 + sum(len(old) for old, _ in dev) / 40)
     labels = [int(number % 3 == 0) for number in range(40)]
@@ -93,17 +93,17 @@ def test_a_teacher(cls: Any, tokenizer: Callable[[], Any], tmp_path: Path, capsy
     assert cut["accuracy"]["difference"]["to"] == "whole"
 
 
-def test_fewer_pieces_than_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_tokens_than_occur(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint, rows = saved(BertForSequenceClassification, tmp_path / "teacher"), rows_in(tmp_path)
     command = [str(checkpoint), *rows, *SMALL, "--json"]
     assert main([*command, "--out", str(tmp_path / "all")]) == 0
     used = json.loads(capsys.readouterr().out)["models"]["cut"]
-    assert main([*command, "--out", str(tmp_path / "some"), "--pieces", str(used["pieces"] - 40)]) == 0
+    assert main([*command, "--out", str(tmp_path / "some"), "--vocab-size", str(used["pieces"] - 40)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["models"]["cut"]["pieces"] == used["pieces"] - 40 and report["spelled_otherwise"]["train"] > 0
     assert report["models"]["cut"]["tokens_per_row"] > used["tokens_per_row"]
-    message = refused(main, capsys, *command, "--out", tmp_path / "few", "--pieces", 10)
-    assert "supernet.cut_vocabulary: 10 pieces are too few: " in message and not (tmp_path / "few").exists()
+    message = refused(main, capsys, *command, "--out", tmp_path / "few", "--vocab-size", 10)
+    assert "supernet.cut_vocabulary: --vocab-size 10: special tokens" in message and not (tmp_path / "few").exists()
 
 
 def test_text_and_a_masked_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_text_and_a_masked_language_model(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "text.txt").write_text(" ".join(ALL[:60]) + "\n" + ALL[60])
     assert main([str(checkpoint), "--corpus", str(tmp_path / "text.txt"), *SMALL, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "other pieces than before: 0 training rows\n" in printed and "accuracy" not in printed
+    assert "other tokens than before: 0 training rows\n" in printed and "accuracy" not in printed
     own, small = (AutoTokenizer.from_pretrained(folder) for folder in (checkpoint, out))
     before, after = (AutoModelForMaskedLM.from_pretrained(folder).eval() for folder in (checkpoint, out))
     kept = own.convert_tokens_to_ids(small.convert_ids_to_tokens(range(len(small))))
@@ -159,7 +159,7 @@ for folder in sys.argv[2:]:
     assert before[0] == pytest.approx(after[0], rel=1e-5)
 
 
-def test_a_cut_student_learns_from_its_teacher_with_the_same_pieces(tmp_path: Path) -> None:
+def test_a_cut_student_learns_from_its_teacher_with_the_same_tokens(tmp_path: Path) -> None:
     teacher, rows = saved(BertForSequenceClassification, tmp_path / "teacher"), rows_in(tmp_path)
     assert main([str(teacher), *rows, *SMALL, "--out", str(tmp_path / "small")]) == 0
     options = ["--teacher", str(tmp_path / "small"), "--student", "first:1", "--steps", "1", "--quiet"]
@@ -189,7 +189,7 @@ def test_bad_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         file.unlink()
     assert "has no tokenizer" in refused(main, capsys, without, *rows)
     padding = saved(BertModel, tmp_path / "padding", eos_token_id=401)
-    expected = "config.json: eos_token_id is 401, which its tokenizer does not have: set it to one of its ids, or null"
+    expected = "config.json: eos_token_id is 401, which is not an id of the tokenizer: correct it, or set it to null"
     assert expected in refused(main, capsys, padding, *rows)
     small = saved(BertModel, tmp_path / "small", vocab_size=len(word_pieces()) - 1)
     assert "give the model its own tokenizer" in refused(main, capsys, small, *rows)
@@ -204,7 +204,10 @@ def test_bad_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--task", "a", "--corpus", "b", "--out", "{}/new"], "name the rows by one of --task NAME"),
         (["--train", "x.tsv", "--out", "{}/new"], "--train needs --dev FILE"),
         (["--corpus", "x.txt", "--label", "kind", "--out", "{}/new"], "--label describes the rows of --train FILE"),
-        (["--corpus", "x.txt", "--out", "{}/new", "--pieces", "0"], "--pieces: must be a whole number of at least 1"),
+        (
+            ["--corpus", "x.txt", "--out", "{}/new", "--vocab-size", "0"],
+            "--vocab-size: must be a whole number of at least 1",
+        ),
         (["--task", "word_order", "--out", "{}/new", "--max-length", "3"], "--max-length: must be at least 8, not 3"),
     ],
 )
@@ -225,7 +228,7 @@ def test_a_checkpoint_is_loaded_as_it_is(tmp_path: Path) -> None:
 
 
 def test_words_without_their_longest_beginning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A training row may only be divided otherwise if it has an unknown word, which fewer pieces can spell."""
+    """A training row may only be divided otherwise if it has an unknown word, which fewer tokens can spell."""
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "c", "ab", "##bx"]
 
     def own() -> Any:
@@ -241,7 +244,7 @@ def test_words_without_their_longest_beginning(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_minilm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The published encoder, on the text of its task: most of it are pieces that this text does not use."""
+    """The published encoder, on the text of its task: most tokens do not occur in it."""
     source, out, task = "sentence-transformers/all-MiniLM-L6-v2", tmp_path / "cut", load_task("word_order", None)
     texts = task.train.texts[:2000]
     (tmp_path / "text.txt").write_text("\n".join(texts))

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import RobertaConfig
 
 from distill.tasks.types import TASK_TYPES
-from search_spaces import FFN, GELU, Architecture, Attention, Base, Embedding, Experts, FFNGraph, Head, Layer
+from search_spaces import FFN, GELU, Architecture, Attention, Base, Embedding, Experts, FFNGraph, Layer, PredictionHead
 from search_spaces.cost import project_width
 from search_spaces.routing import ROUTINGS
 from supernet.build import build
@@ -268,7 +268,7 @@ DEEP = {gated: shaken(build(Architecture.uniform(BASE, GEGLU if gated else GELU,
 def test_experts_of_any_architecture_take_slices(architecture: Architecture, gated: bool) -> None:
     """And the leading heads."""
     assert BASE.with_gates_of(architecture.base) == architecture.base
-    check_experts(DEEP[gated], replace(architecture, head=Head(), embedding=Embedding()))
+    check_experts(DEEP[gated], replace(architecture, head=PredictionHead(), embedding=Embedding()))
 
 
 def test_routers_of_the_supernet_lead() -> None:
@@ -376,7 +376,7 @@ def test_the_words_of_lower_rank_are_a_weighted_svd(head: str, template: Any) ->
     left, values, right = np.linalg.svd(roots * words.double().numpy())
     expected = (left[:, :8] * values[:8]) @ right[:8] / roots
     np.testing.assert_allclose(embedding(torch.arange(BASE.vocabulary)).numpy(), expected, atol=1e-5)
-    # The model with these words computes the same, also where they are the output map.
+    # The model with these words computes the same, also where they are the output embedding.
     whole.get_input_embeddings().weight.copy_(torch.from_numpy(expected))
     torch.testing.assert_close(logits(candidate), logits(whole), rtol=1e-4, atol=1e-5)
     # Its own words have that rank already, so their best approximation of any higher one is exact.
@@ -404,11 +404,9 @@ def test_all_axes_are_exact() -> None:
 
 def test_a_higher_rank_cannot_be_inherited() -> None:
     whole, architecture = rank_of()
-    with pytest.raises(
-        ValueError, match=r"embedding\.rank is 8: .* depends on how often they occur, which is not known"
-    ):
+    with pytest.raises(ValueError, match=r"embedding\.rank is 8, but .* has full rank, and factorizing it needs token"):
         inherit(whole.state_dict(), architecture)
     low = inherit(whole.state_dict(), architecture, FREQUENCIES)
-    for rank, said in ((9, "9"), (None, "the full one")):
-        with pytest.raises(ValueError, match=f"embedding.rank is {said}; the word embedding to inherit has rank 8"):
+    for rank, said in ((9, "9"), (None, "the full rank")):
+        with pytest.raises(ValueError, match=f"embedding.rank: {said} is above the checkpoint's rank, 8: lower it"):
             inherit(low, replace(architecture, embedding=Embedding(rank)))

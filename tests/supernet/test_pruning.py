@@ -139,7 +139,7 @@ def test_the_smallest_share() -> None:
     scores = [torch.ones(4)] * 2, [torch.ones(48)] * 2
     least = Fraction(layer_params(base, 0, 1), layer_params(base, 4, 48))
     assert choose(*scores, base, least) == Kept(((), ()), ((0,), (0,)))
-    message = r"3\.\d+%: 0 heads and a channel in every layer have more parameters; .* enough is (\d\.\d\d)%$"
+    message = r"3\.\d+%: too few parameters for 0 heads and one neuron in every layer; .* works is (\d\.\d\d)%$"
     with pytest.raises(PruningError, match=message) as caught:
         choose(*scores, base, least - Fraction(1, 10**6))
     enough = Fraction(str(caught.value).split()[-1].removesuffix("%")) / 100
@@ -152,7 +152,7 @@ def test_a_share_that_is_enough_for_a_head_is_named() -> None:
     base = replace(base_of_teacher(bert().config)[0], inner=24)
     scores = [torch.ones(4)] * 2, [torch.ones(24)] * 2
     share = Fraction(1, 8)
-    with pytest.raises(PruningError, match=r"^12\.5%: 1 heads and a channel in every layer have more") as caught:
+    with pytest.raises(PruningError, match=r"^12\.5%: too few parameters for 1 head and one neuron") as caught:
         choose(*scores, base, share)
     enough = Fraction(str(caught.value).split()[-1].removesuffix("%")) / 100
     assert enough > share and sum(map(len, choose(*scores, base, enough).heads)) == 1
@@ -177,7 +177,7 @@ def test_the_command_and_distillation(tmp_path: Path, capsys: pytest.CaptureFixt
     small = ["--max-length", "16", "--batch-size", "8", "--device", "cpu"]
     pruned, student = tmp_path / "pruned", tmp_path / "student"
     command = [str(checkpoint), *rows, *small, "--importance-batches", "2"]
-    assert main([*command, "--keep", "15%", "--out", str(pruned)]) == 0
+    assert main([*command, "--keep-params", "15%", "--out", str(pruned)]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^ +dense +0\.\d{4} ± .*\n +pruned +0\.\d{4} ± ", printed, re.M)
     report = json.loads((pruned / "metrics.json").read_text())
@@ -192,10 +192,10 @@ def test_the_command_and_distillation(tmp_path: Path, capsys: pytest.CaptureFixt
     assert trained.config.attention_heads == report["heads"]
     assert trained.config.kept_heads == model.config.kept_heads
 
-    assert main([*command, "--keep", "1/1000", "--out", str(tmp_path / "small")]) == 2
+    assert main([*command, "--keep-params", "1/1000", "--out", str(tmp_path / "small")]) == 2
     assert (
-        "supernet.prune: --keep 0.1%: 0 heads and a channel in every layer have more parameters; the next larger "
-        "fraction that is enough is 3." in capsys.readouterr().err
+        "supernet.prune: --keep-params 0.1%: too few parameters for 0 heads and one neuron in every layer; the next "
+        "larger fraction that works is 3." in capsys.readouterr().err
     )
     assert not list(tmp_path.glob(".unfinished-*"))
 
@@ -216,7 +216,7 @@ def test_mistakes(rows: list[str], out: str, message: str, tmp_path: Path, capsy
     (tmp_path / "full").mkdir()
     for name in ("full/one", "file"):
         (tmp_path / name).write_text("")
-    assert main(["x", "--keep", "5%", *rows, "--out", str(tmp_path / out)]) == 2
+    assert main(["x", "--keep-params", "5%", *rows, "--out", str(tmp_path / out)]) == 2
     shown = capsys.readouterr().err
     assert message.format(out=tmp_path / out) in shown and shown.count("\n") == 1
 
@@ -224,10 +224,10 @@ def test_mistakes(rows: list[str], out: str, message: str, tmp_path: Path, capsy
 @pytest.mark.parametrize("share", ["0", "101%", "half", "1/0"])
 def test_invalid_shares(share: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["x", "--keep", share, "--out", "y"])
+        main(["x", "--keep-params", share, "--out", "y"])
     assert ended.value.code == 2
     assert (
-        f"--keep: must be a fraction above 0 and at most 1, such as 99% or 0.99, not '{share}'"
+        f"--keep-params: must be a fraction above 0 and at most 1, such as 99% or 0.99, not '{share}'"
         in capsys.readouterr().err
     )
 

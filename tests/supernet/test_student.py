@@ -77,7 +77,7 @@ def test_fresh_weights(checkpoint: Path, tmp_path: Path) -> None:
         ({"width": 16}, FFN(GELU), "base.width is 16, the checkpoint's 24: start from random weights"),
         ({"depth": 3}, FFN(GELU), "4 teacher layers cannot be shared out evenly to 3 student layers.*--fresh"),
         ({}, FFN(GELU, 2), "layers.0..ffn.stack is 2; the supernet has 1 blocks there; or start from random weights"),
-        ({"vocabulary": 20}, FFN(GELU), "the architecture has 20 words and the tokenizer of .* 50: change"),
+        ({"vocabulary": 20}, FFN(GELU), "the architecture has 20 tokens and the tokenizer of .* 50: change"),
     ],
 )
 def test_what_cannot_be_built(

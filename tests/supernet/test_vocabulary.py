@@ -22,10 +22,10 @@ from supernet.vocabulary import (
     VocabularyError,
     cut_model,
     cut_tokenizer,
-    having,
+    examples_with_token,
     ids_in_use,
     kept_ids,
-    spelled_otherwise,
+    tokenized_differently,
     tokenizer_parts,
 )
 from tests.renamed import CLASSES, as_roberta
@@ -78,7 +78,7 @@ def test_text_is_divided_as_before(tokenizer: Any, tmp_path: Path) -> None:
         differing += before != after
     assert 0 < differing < len(OTHER)
     before, after = encoded(tokenizer, [*USED, *OTHER]), encoded(cut, [*USED, *OTHER])
-    assert len(spelled_otherwise(before, after, kept)) == sum(
+    assert len(tokenized_differently(before, after, kept)) == sum(
         pieces(tokenizer, row) != pieces(cut, row) for row in OTHER
     )
 
@@ -104,7 +104,7 @@ def test_a_number_of_pieces(tokenizer: Any, tmp_path: Path) -> None:
         last = kept
     assert last == set(everything)
     with pytest.raises(
-        VocabularyError, match=rf"^{len(nothing) - 1} pieces are too few: {len(nothing)} are special or"
+        VocabularyError, match=rf"^--vocab-size {len(nothing) - 1}: special .* alone are {len(nothing)}; give"
     ):
         used_ids(tokenizer, len(nothing) - 1)
     cut = cut_tokenizer(tokenizer, used_ids(tokenizer, len(nothing) + 10), tmp_path)
@@ -191,8 +191,8 @@ def test_words_that_were_unknown(tmp_path: Path) -> None:
     assert own.convert_ids_to_tokens(kept) == names[:7]
     kept = (*kept, names.index("##bc"))
     after = encoded(cut_tokenizer(own, kept, tmp_path), ["abc", "a"])
-    assert spelled_otherwise(rows, after, kept).tolist() == [0]
-    assert having(rows, own.unk_token_id) == {0} and having(rows, None) == set()
+    assert tokenized_differently(rows, after, kept).tolist() == [0]
+    assert examples_with_token(rows, own.unk_token_id) == {0} and examples_with_token(rows, None) == set()
 
 
 def test_questions_are_counted_once() -> None:
@@ -201,8 +201,8 @@ def test_questions_are_counted_once() -> None:
     before = Encoded(ids, types, np.array([0, 2, 3, 5]), sources=np.array([0, 0, 1], np.int32))
     same = Encoded(ids - 5, types, np.array([0, 1, 3, 5]), sources=np.array([0, 0, 1], np.int32))
     other = replace(same, input_ids=np.array([0, 1, 2, 3, 3], np.int32))
-    assert spelled_otherwise(before, same, range(5, 10)).tolist() == []
-    assert spelled_otherwise(before, other, range(5, 10)).tolist() == [1]
+    assert tokenized_differently(before, same, range(5, 10)).tolist() == []
+    assert tokenized_differently(before, other, range(5, 10)).tolist() == [1]
 
 
 def test_tokenizers_that_cannot_be_cut(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_tokenizers_that_cannot_be_cut(tmp_path: Path) -> None:
 def test_an_added_token_among_the_pieces(tmp_path: Path) -> None:
     """Its id would be taken: what is loaded differs from what is expected, which is said."""
     own = word_pieces()
-    with pytest.raises(VocabularyError, match="cannot be cut: a BertTokenizer gives the kept pieces other ids when"):
+    with pytest.raises(VocabularyError, match="cannot be cut: a BertTokenizer does not keep the ids"):
         cut_tokenizer(own, (len(own) - 1, *range(len(own) - 1)), tmp_path)
 
 
@@ -307,7 +307,7 @@ def test_ids_in_the_configuration() -> None:
     own = BertTokenizerFast(vocab={piece: number for number, piece in enumerate(["[PAD]", "[UNK]", *"abcdefgh"])})
     assert ids_in_use(own, BertConfig(**SIZES, pad_token_id=4, eos_token_id=[3, 5])) == {3, 4, 5}
     with pytest.raises(
-        VocabularyError, match=r"^config.json: eos_token_id is 49, which its tokenizer does not have: set"
+        VocabularyError, match=r"^config.json: eos_token_id is 49, which is not an id of the tokenizer: correct"
     ):
         ids_in_use(own, BertConfig(**SIZES, eos_token_id=49))
 

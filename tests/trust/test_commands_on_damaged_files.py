@@ -26,7 +26,7 @@ COMMANDS: dict[str, Callable[[], int]] = {
         ["checkpoint", *ROWS, "--experts", "2", "--importance-batches", "1", "--steps", "1", "--out", "out"]
     ),
     "supernet.prune": lambda: prune(
-        ["checkpoint", *ROWS, "--keep", "50%", "--importance-batches", "1", "--out", "out"]
+        ["checkpoint", *ROWS, "--keep-params", "50%", "--importance-batches", "1", "--out", "out"]
     ),
     "supernet.cut_vocabulary": lambda: cut_vocabulary(["checkpoint", *ROWS, "--out", "out"]),
     "distill": lambda: distill(

@@ -31,7 +31,7 @@ class NoSelfAttention(nn.Module):
 
 
 class Bias(nn.Module):
-    """The bias of an output map, all inputs of which have been removed: (B, T, 0) -> (B, T, width)."""
+    """The bias of an output projection, all inputs of which have been removed: (B, T, 0) -> (B, T, width)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class ExpertSelfAttention:
 
 
 class ExpertSelfOutput(nn.Module):
-    """The output map of each token's expert, weighted by the gate; then dropout, residual and LayerNorm.
+    """The output projection of each token's expert, weighted by the gate; then dropout, residual and LayerNorm.
 
     Args:
         own: the family's module, the LayerNorm and dropout of which it has.

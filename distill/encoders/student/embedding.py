@@ -20,8 +20,8 @@ class LowRankEmbedding(nn.Embedding):
 
 
 class LowRankDecoder(nn.Linear):
-    """The output map of a masked language model that is tied to a `LowRankEmbedding`, with a bias for every word:
-    (..., width) -> (..., vocabulary).
+    """The output embedding of a masked language model that is tied to a `LowRankEmbedding`, with a bias for every
+    token: (..., width) -> (..., vocabulary).
     """
 
     def __init__(self, vocabulary: int, rank: int, width: int) -> None:

@@ -176,7 +176,7 @@ class Student:
         self._no_split_modules = {*self._no_split_modules, self.layer_class.__name__} & kinds
 
     def replace_decoder(self) -> None:
-        """Tie the output map of a masked language model to both parts of a word embedding of lower rank."""
+        """Tie the output embedding of a masked language model to both parts of a word embedding of lower rank."""
         config, tied = self.config, self._tied_weights_keys or {}
         if config.embedding_rank is None or not config.tie_word_embeddings:
             return

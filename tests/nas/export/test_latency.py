@@ -60,13 +60,13 @@ def test_the_prediction_of_the_macs() -> None:
 
 def test_the_conditions() -> None:
     how = "Sentences of 9 tokens without padding on a processor, 1 thread, measured in turns; medians with quartiles"
-    same_form = f"{how}; speeds are relative to the teacher in the same form"
+    same_form = f"{how}; speeds are relative to the teacher in the same runtime"
     assert report().conditions() == f"{same_form}, and in the next column to the teacher in torch."
     timings = report().timings
     in_torch = report(timings=[timing for timing in timings if timing.form == TORCH])
     assert in_torch.conditions() == f"{same_form}."
     assert [column.head for column in in_torch.table().texts()[0]][3:5] == [
-        "speed, same form",
+        "speed, same runtime",
         "batch 32: ms (quartiles)",
     ]
     assert report(timings=[timing for timing in timings if timing.model == STUDENT]).conditions() == f"{how}."
@@ -91,9 +91,9 @@ def test_without_a_teacher() -> None:
 
 def test_table_and_json() -> None:
     table = report().table()
-    heads = ["batch 1: ms (quartiles)", "speed, same form", "speed, to torch"]
+    heads = ["batch 1: ms (quartiles)", "speed, same runtime", "speed, to torch"]
     assert [column.head for column in table.columns][:5] == ["model", "form", *heads]
-    # In the same form first; the teacher is as fast as itself.
+    # In the same runtime first; the teacher is as fast as itself.
     assert table.rows == [
         (TEACHER, TORCH, "20.00 (19.00 to 22.00)", "1.00×", "", "200.00 (199.00 to 202.00)", "1.00×", ""),
         (STUDENT, TORCH, "10.00 (9.00 to 12.00)", "2.00×", "", "80.00 (79.00 to 82.00)", "2.50×", ""),

@@ -16,7 +16,7 @@ from transformers import BertConfig
 
 import nas.latency.onnx_table
 from nas.latency.measure import latency_table, measure_whole
-from nas.latency.onnx import INT8, Part, exported, onnx_latencies, onnx_parts, undisturbed
+from nas.latency.onnx import INT8, ModelPart, exported, onnx_latencies, onnx_parts, undisturbed
 from nas.latency.onnx_table import dense_steps, onnx_table, solution
 from nas.latency.references import mixed_references, small_model
 from nas.latency.settings import TableSettings
@@ -24,7 +24,7 @@ from nas.latency.steps import step_names
 from nas.latency.table import LatencyTable
 from nas.latency.whole import Latency, TooBusy
 from search_spaces import FFN, GELU, Architecture, Experts, FFNGraph
-from search_spaces.layer import Attention, Layer
+from search_spaces.layer import Attention, Embedding, Layer
 from tests import requirements
 from tests.search_spaces.strategies import graphs
 from tests.tiny import BASE, SIZES
@@ -33,11 +33,13 @@ requirements.module("onnxruntime", "onnx")
 
 WIDTHS = (12, 48)  # the model is 24 wide
 HEADS = (0, 1, 4)
+RANKS = (4, 9, 20)
 SETTINGS = TableSettings(
     base_model=Architecture.uniform(BASE),
     teacher=BertConfig(**SIZES),
     inner_widths=WIDTHS,
     heads=HEADS,
+    ranks=RANKS,
     batch=1,
     tokens=6,
     device="cpu",
@@ -68,7 +70,8 @@ def true_times(mismatch: str) -> dict[str, float]:
 
 def true_parts(architecture: Architecture, times: Mapping[str, float]) -> list[float]:
     """Microseconds of the parts of a model that takes these times."""
-    masked, result = False, [BESIDE["embeddings"]]
+    rank = architecture.embedding.rank
+    masked, result = False, [BESIDE["embeddings"] + (0 if rank is None else 6 + 1.5 * rank)]
     for layer in architecture.layers:
         result.append(times[f"attention {layer.attention.heads}"])
         if layer.attention.heads and not masked:
@@ -93,11 +96,11 @@ def fitted_table(request: pytest.FixtureRequest) -> Iterator[tuple[LatencyTable,
         models[folder / name] = true_parts(model, times) if isinstance(model, Architecture) else teacher
         return folder / name
 
-    def measure(files: Mapping[str, Path], batch: int, tokens: int) -> dict[str, tuple[Latency, list[Part]]]:
+    def measure(files: Mapping[str, Path], batch: int, tokens: int) -> dict[str, tuple[Latency, list[ModelPart]]]:
         return {
             name: (
                 Latency(0, 0, 0, quiet=sum(models[path]) / 1e6),
-                [Part((time + OVERHEAD * NODES) / SCALE, NODES) for time in models[path]],
+                [ModelPart((time + OVERHEAD * NODES) / SCALE, NODES) for time in models[path]],
             )
             for name, path in files.items()
         }
@@ -114,13 +117,13 @@ LAYERS = st.tuples(st.sampled_from(HEADS), graphs(), st.integers(1, 3), st.sampl
 
 
 @settings(deadline=None)
-@given(st.lists(LAYERS, min_size=3, max_size=3))
-def test_the_table_of_models_that_take_known_times(fitted_table: Any, drawn: list[Any]) -> None:
+@given(st.lists(LAYERS, min_size=3, max_size=3), st.sampled_from((None, 4, 7, 9, 20)))
+def test_the_table_of_models_that_take_known_times(fitted_table: Any, drawn: list[Any], rank: int | None) -> None:
     table, times, base = fitted_table
     layers = (
         Layer(Attention(heads), FFN(graph, stack, Fraction(inner, base.inner))) for heads, graph, stack, inner in drawn
     )
-    architecture = Architecture(base, tuple(layers))
+    architecture = Architecture(base, tuple(layers), embedding=Embedding(rank))
     expected = sum(true_parts(architecture, times))
     if not any(heads for heads, *_ in drawn):
         expected += BESIDE["mask"]  # the table counts it in all models
@@ -139,16 +142,16 @@ def test_the_overhead_of_profiles() -> None:
     times = [[100.0, 50], [20, 30, 40], [5, 5, 300]]
     counts = [[4, 9], [30, 2, 8], [1, 1, 12]]
     models = [
-        [Part((time + 2 * nodes) / 1.1, nodes) for time, nodes in zip(*pair, strict=True)]
+        [ModelPart((time + 2 * nodes) / 1.1, nodes) for time, nodes in zip(*pair, strict=True)]
         for pair in zip(times, counts, strict=True)
     ]
     for found, expected in zip(undisturbed(models, [*map(sum, times)]), times, strict=True):
         assert found == pytest.approx(expected)
     # A part whose nodes take less than their recording takes a little.
-    (first, *_), *_ = undisturbed([[Part(1, 10), *models[0]], *models[1:]], [*map(sum, times)])
+    (first, *_), *_ = undisturbed([[ModelPart(1, 10), *models[0]], *models[1:]], [*map(sum, times)])
     assert first == 1
-    with pytest.raises(TooBusy, match="something else disturbs"):
-        undisturbed([[Part(10, 5)], [Part(100, 1)]], [100, 1])
+    with pytest.raises(TooBusy, match="do not grow with the size"):
+        undisturbed([[ModelPart(10, 5)], [ModelPart(100, 1)]], [100, 1])
 
 
 def test_times_that_solve_equations() -> None:
@@ -235,8 +238,9 @@ def test_a_measured_table(runtime: str, tmp_path: Path, monkeypatch: pytest.Monk
     told.clear()
     assert table() == found == LatencyTable.from_json(json.loads(json.dumps(found.to_json()))) and not told
     architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GATED, 2, Fraction(1, 4))}
+    architectures["low"] = replace(architectures["base"], embedding=Embedding(4))
     measured = measure_whole(architectures, found, "cpu", rounds=3, teacher=SETTINGS.teacher)
-    assert list(measured) == ["base", "gated", "teacher"]
+    assert list(measured) == ["base", "gated", "low", "teacher"]
     assert measured["teacher"].predicted == found.teacher > 0
     for name, architecture in architectures.items():
         assert measured[name].predicted == found.total(architecture) > found.fixed

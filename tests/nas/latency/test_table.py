@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -19,7 +19,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import BertConfig
 
 import nas.latency.steps
+import nas.latency.torch_table
 from distill.encoders.student import ffn
+from distill.encoders.student.embedding import LowRankEmbedding
 from nas.latency.limit import parse_latency, resolve
 from nas.latency.measure import latency_table, measure_whole
 from nas.latency.settings import TableSettings
@@ -27,7 +29,7 @@ from nas.latency.table import LatencyTable
 from nas.latency.torch_table import fitted
 from nas.latency.whole import Latency, TooBusy, latencies, summary
 from search_spaces import DENSE, FFN, GELU, Architecture, Base, Experts, FFNGraph
-from search_spaces.layer import Attention, Layer
+from search_spaces.layer import Attention, Embedding, Layer
 from search_spaces.operations import UNARY, Operation
 from supernet.build import build
 from tests.search_spaces.strategies import graphs
@@ -65,7 +67,7 @@ def test_the_fit_to_whole_models() -> None:
     whole = [1.1 * one + 2.5 * other + 1000 for one, other in zip(*sums, strict=True)]
     assert fitted(sums, whole) == pytest.approx((1.1, 2.5, 1000))
     for whole in ([3.0, 2, 1, 2], [100, 2000, 9000, 5000]):  # a factor below 0, and a constant below 0
-        with pytest.raises(TooBusy, match="something else disturbs"):
+        with pytest.raises(TooBusy, match="do not grow with the size"):
             fitted(sums, whole)
     # The relative errors of three models that no line predicts are orthogonal to the columns.
     sums, whole = np.array([1.0, 10, 5]), np.array([2.0, 12, 9])
@@ -121,6 +123,8 @@ def test_settings_that_change_latencies_have_tables_of_their_own(
         path(tokens=7),
         path(experts=(HASH,)),
         path(heads=(0, 4)),
+        path(ranks=(8,)),
+        path(ranks=(8, 16)),
         path(runtime="onnx"),
         path(runtime="onnx-int8"),
         path(threads=999),
@@ -132,6 +136,7 @@ def test_settings_that_change_latencies_have_tables_of_their_own(
         of_base(gate_jitter=0.2),
         path(experts=(DENSE,)),
         path(heads=(4, 4)),
+        path(ranks=()),
         path(threads=threads),
     ):
         assert same == usual
@@ -267,6 +272,36 @@ def test_heads_between_those_of_the_table_lie_on_a_line() -> None:
 )
 def test_a_few_numbers_of_heads_are_measured(heads: Sequence[int], measured: list[int]) -> None:
     assert replace(SETTINGS, heads=heads).measured_heads == measured
+    assert replace(SETTINGS, ranks=sorted({*heads} - {0})).measured_ranks == [size for size in measured if size]
+
+
+def test_ranks_between_those_of_the_table_lie_on_a_line() -> None:
+    table = replace(priced(), steps=(*priced().steps, ("rank 4", 3_000_000), ("rank 16", 9_000_000)))
+    assert [table.embedding(Embedding(rank)) for rank in (None, 1, 4, 10, 16)] == [0, 3000, 3000, 6000, 9000]
+    whole = Architecture.uniform(BASE)
+    assert table.total(replace(whole, embedding=Embedding(10))) == table.total(whole) + 6000
+    with pytest.raises(ValueError, match=r"an embedding of rank 17: the latency table has the ranks \[4, 16\]"):
+        table.embedding(Embedding(17))
+    with pytest.raises(ValueError, match=r"an embedding of rank 4: the latency table has the ranks \[\]"):
+        priced().embedding(Embedding(4))
+
+
+def test_every_rank_has_its_time(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are measured in models of other ranks than those to which the table is fitted."""
+
+    def of_whole_words(models: Mapping[str, nn.Module], *arguments: Any) -> dict[str, Latency]:
+        parts = [part for model in models.values() for part in model.modules()]
+        assert any(isinstance(part, nn.Embedding) for part in parts)
+        assert not any(isinstance(part, LowRankEmbedding) for part in parts)
+        return latencies(models, *arguments)
+
+    monkeypatch.setattr(nas.latency.torch_table, "latencies", of_whole_words)
+    table = measure(ranks=(4, 16, 4))
+    assert [name for name, _ in table.steps if "rank" in name] == ["rank 4", "rank 16"]
+    assert all(time >= 0 for _, time in table.steps)
+    low = replace(Architecture.uniform(BASE), embedding=Embedding(9))
+    (measured,) = measure_whole({"low": low}, table, "cpu", rounds=3).values()
+    assert measured.predicted == table.total(replace(low, embedding=Embedding())) + table.embedding(low.embedding)
 
 
 def test_every_number_of_heads_has_its_time(measure: Measure) -> None:

@@ -1,6 +1,7 @@
 """int8 models: all products are quantised, those of experts too, and the logits stay close; also without some parts."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 
 from nas.onnx.int8 import quantize
 from nas.onnx.model import OnnxModel, export_onnx, padded_batch, verify
-from search_spaces import FFN
+from search_spaces import FFN, Architecture, Embedding
+from supernet.build import build
 from tests import requirements
 from tests.distill.encoders.student.test_experts_in_model import make
 from tests.nas.export.test_ordinary import HALF, NO_FFN, of_shape
+from tests.tiny import BASE, shaken
 
 requirements.module("onnxruntime", "onnx")
 
@@ -29,6 +32,14 @@ LAYERS = {
     "no heads": ([(0, FFN()), (0, NO_FFN)], 2),
     "nothing": ([(0, NO_FFN)] * 2, 0),
 }
+
+
+def test_a_word_embedding_of_lower_rank(tmp_path: Path) -> None:
+    """Its map is in int8, too, beside six maps of the layer, the pooler and the classifier."""
+    architecture = replace(Architecture.uniform(replace(BASE, depth=1)), embedding=Embedding(8))
+    model = shaken(build(architecture, num_labels=3)).eval()
+    assert check(model, tmp_path, without_weights=2) == 1 + 6 + 2
+    assert verify(model, OnnxModel(tmp_path / "float.onnx")) < 1e-5
 
 
 @pytest.mark.parametrize(

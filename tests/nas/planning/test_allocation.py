@@ -71,13 +71,23 @@ def test_no_member_has_a_lower_loss(seed: int, limits: tuple[Limit, ...]) -> Non
     assert table.of(found) == pytest.approx(least, rel=1e-9)
 
 
+OF_WIDTHS_AND_RANKS = Limit(
+    "latency",
+    100,
+    lambda base, layer: 40 + 3 * layer.ffn.inner(base),
+    420,
+    embedding_cost=lambda base, part: 0 if part.rank is None else 20 + 3 * part.rank,
+)
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_the_rank_of_the_word_embedding_is_allocated_too(seed: int) -> None:
+@pytest.mark.parametrize("limits", [(), (OF_WIDTHS_AND_RANKS,)], ids=["params", "latency"])
+def test_the_rank_of_the_word_embedding_is_allocated_too(seed: int, limits: tuple[Limit, ...]) -> None:
     """Against all members."""
     rng = np.random.default_rng(seed)
     ranks = np.append(np.sort(rng.random(BASE.width))[::-1] * 0.1, 0)
     table = replace(losses(seed), ranks=[ranks])
-    within = space(stack=(1,), rank=(None, 4, 12, 20))
+    within = space(stack=(1,), rank=(None, 4, 12, 20), limits=limits)
     every = [
         architecture
         for one in members(space(stack=(1,), max_params=10**6), ("gelu", "relu"))

@@ -25,7 +25,7 @@ from nas.planning.budget import (
     limits_of,
 )
 from nas.preparation.workspace import Workspace
-from search_spaces import FFN, Architecture, Base, Head, Space, SpaceError, cost
+from search_spaces import FFN, Architecture, Base, PredictionHead, Space, SpaceError, cost
 from search_spaces.graph import GELU
 from search_spaces.limits import Limit
 from search_spaces.spaces import SIZES
@@ -171,7 +171,7 @@ def test_a_tighter_limit_moves_the_box() -> None:
 def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
     """The same architectures are within the budget for every head, unless the bounds are set explicitly."""
     space, other = box((channels(7 + 3 * 17),), head=head), box((channels(7 + 3 * 17),))
-    less = cost.head_params(BASE, Head(), 4) - cost.head_params(BASE, Head(), 4, head)
+    less = cost.head_params(BASE, PredictionHead(), 4) - cost.head_params(BASE, PredictionHead(), 4, head)
     assert (other.min_params - space.min_params, other.max_params - space.max_params) == (less, less)
     assert space.size_count() == other.size_count() > 0
     uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4, head)

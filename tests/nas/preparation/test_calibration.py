@@ -78,8 +78,8 @@ def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
             torch.testing.assert_close(loaded.sums[i][j], sum_ND, rtol=2e-2, atol=2e-2)
     for loaded_2D, norm_2D in zip(loaded.norms, computed.norms, strict=True):
         assert torch.equal(loaded_2D, norm_2D)
-    assert torch.equal(loaded.held_N, computed.held_N)
-    assert 0.1 < float(loaded.held_N.float().mean()) < 0.3
+    assert torch.equal(loaded.held_out_N, computed.held_out_N)
+    assert 0.1 < float(loaded.held_out_N.float().mean()) < 0.3
 
 
 def test_losses_are_predicted_once(tiny_study: TinyStudy) -> None:

@@ -122,10 +122,11 @@ def test_slices_of_the_one_shot_supernet_have_fewer_heads(inheritance: str, tiny
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"space.heads": [0, 5]}, "space.heads: the base has 4 heads in each layer, not 5"),
+        ({"space.heads": [0, 5]}, "space.heads: 5 is more than the base's 4 heads per layer"),
         (
             {"space.heads": [0, 4], "space.attention_experts": [2, 3]},
-            "space.heads: attentions with experts have all 4 heads: leave it out, or add 1 to space.attention_experts",
+            "space.heads: attention with experts keeps all 4 heads: remove space.heads, or add 1 to "
+            "space.attention_experts",
         ),
     ],
 )

@@ -320,7 +320,7 @@ def test_another_checkpoint_as_base(tiny_study: TinyStudy, tmp_path: Path) -> No
         own.bert.embeddings.word_embeddings.weight.add_(0.1)
     own.save_pretrained(tmp_path / "small")
     assert prepare(load_config(str(tiny_study.preset), places), "cpu").supernet != supernet
-    with pytest.raises(ConfigError, match="max_length: the base has 28 positions, not 30"):
+    with pytest.raises(ConfigError, match="max_length: 30 tokens are more than the base's 28 positions"):
         prepare(load_config(str(tiny_study.preset), places | {"max_length": 30}), "cpu")
     small.vocab_size += 1
     BertForSequenceClassification(small).save_pretrained(tmp_path / "other")
@@ -353,7 +353,7 @@ def test_the_paper_s_presets_are_of_its_models() -> None:
         assert PUBLISHED["efficientbert"].transferred(published.base) == published
         space = budgeted_space(config, published.base, Architecture.uniform(published.base).ffns[0].graph, 3)
         assert space.min_params <= cost.params(published, 3) <= space.max_params
-        assert space.max_height == 7 and all(space.spells(ffn.graph) for ffn in published.ffns)
+        assert space.max_height == 7 and all(space.can_express(ffn.graph) for ffn in published.ffns)
         assert all(
             ffn.expansion in space.genes["expansion"] and ffn.stack in space.genes["stack"] for ffn in published.ffns
         )

@@ -1,4 +1,4 @@
-"""Singular values of FFN output maps (MiniMoE, table 12)."""
+"""Singular values of FFN output projections (MiniMoE, table 12)."""
 
 from dataclasses import replace
 from fractions import Fraction

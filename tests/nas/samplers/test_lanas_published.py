@@ -40,9 +40,9 @@ def test_a_node_is_split_by_the_regression_of_the_score(count: int, width: int) 
         solution = np.linalg.solve(with_bias.T @ with_bias, with_bias.T @ scores)
         weights, bias = solution[:-1], solution[-1]
     else:
-        centred = features - features.mean(axis=0)
-        # One of the centred trials depends on the others.
-        weights = centred[1:].T @ np.linalg.solve(centred[1:] @ centred[1:].T, (scores - scores.mean())[1:])
+        centered = features - features.mean(axis=0)
+        # One of the centered trials depends on the others.
+        weights = centered[1:].T @ np.linalg.solve(centered[1:] @ centered[1:].T, (scores - scores.mean())[1:])
         bias = (scores - features @ weights).mean()
     threshold = (features @ weights + bias).mean()
     unseen = np.random.default_rng(1).normal(size=(200, width))

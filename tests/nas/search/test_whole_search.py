@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 # The tests of goals and limits need no confirmed winner; the study of the fixture `refined` has them.
 UNCONFIRMED = ("confirm_seeds = 2", "confirm_seeds = 0")
 # What a search says if another process took so much time that its measurements contradict each other.
-TOO_BUSY = "latency: larger models measure no slower, because something else disturbs them; try again"
+TOO_BUSY = "latency: the measured latencies do not grow with the size of the models"
 
 
 def winner(folder: Path, stage: str) -> Architecture:

@@ -16,7 +16,7 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import attribute
 from nas.study.storage import sqlite_url
-from search_spaces import Architecture, Base, Head, Space, cost
+from search_spaces import Architecture, Base, PredictionHead, Space, cost
 from tests.tiny import architectures
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
@@ -70,7 +70,7 @@ def test_enqueued_architectures_come_first_and_whole(study: optuna.Study) -> Non
 
 @pytest.mark.parametrize("head", [kind.head for kind in TASK_TYPES.values()], ids=TASK_TYPES)
 def test_costs_are_those_of_the_model_with_its_head(study: optuna.Study, head: cost.HeadCost) -> None:
-    less = cost.head_params(BASE, Head(), 3) - cost.head_params(BASE, Head(), 3, head)
+    less = cost.head_params(BASE, PredictionHead(), 3) - cost.head_params(BASE, PredictionHead(), 3, head)
     space = replace(SPACE, head=head, min_params=SPACE.min_params - less, max_params=SPACE.max_params - less)
     trial, architecture = ledger.ask(study, space, "random")
     facts = trial.user_attrs

@@ -47,7 +47,7 @@ def compensated(whole: nn.Module, architecture: Architecture, calibration: Calib
 
 @torch.no_grad()
 def attended(model: Any, layer: int, batches: Sequence[dict[str, Tensor]]) -> list[Tensor]:
-    """The input of an attention, that of its output map and the output of its LayerNorm, (N, ...), of all tokens."""
+    """The inputs of an attention and of its output projection, and the output of its LayerNorm, (N, ...)."""
     own, kept = model.bert.encoder.layer[layer], []
     hooks = [own.register_forward_pre_hook(lambda _, given: kept.append([given[0]]))]
     hooks.append(own.attention.output.dense.register_forward_pre_hook(lambda _, given: kept[-1].append(given[0])))
@@ -70,7 +70,7 @@ def test_a_whole_candidate_stays_as_it_is(accelerator: Accelerator) -> None:
 
 @torch.no_grad()
 def test_nothing_is_lost_where_heads_repeat_each_other(accelerator: Accelerator) -> None:
-    """The upper half of the heads repeats the lower half, with other weights in the output map."""
+    """The upper half of the heads repeats the lower half, with other weights in the output projection."""
     whole = supernet()
     for layer in whole.bert.encoder.layer:
         for module in (getattr(layer.attention.self, name) for name in ("query", "key", "value")):
@@ -117,7 +117,7 @@ def test_the_output_map_is_a_ridge_regression(accelerator: Accelerator, monkeypa
     model, _ = compensated(whole, architecture, calibration)
     x, context, _ = (part.double() for part in attended(model, 1, BATCHES))
     start = candidate(whole, architecture).bert.encoder.layer[1].attention.output.dense.weight.double()
-    fit = ~calibration.held_N
+    fit = ~calibration.held_out_N
     rest = calibration.attention_sums[1].double() - x - context @ start.t()
     tokens, width = int(fit.sum()), context.shape[1]
     rows = torch.column_stack((context[fit], torch.ones(tokens))) / tokens**0.5
@@ -141,13 +141,13 @@ def test_without_heads_bias_and_norm_are_solved_for(accelerator: Accelerator) ->
         f"{own}.LayerNorm.bias",
     }
     x, _, output = attended(model, 1, BATCHES)
-    attention, fit = model.bert.encoder.layer[1].attention.output, ~calibration.held_N
+    attention, fit = model.bert.encoder.layer[1].attention.output, ~calibration.held_out_N
     bias = (calibration.attention_sums[1] - x)[fit].mean(dim=0)
     torch.testing.assert_close(attention.dense.bias, bias, rtol=1e-3, atol=1e-4)
     norm = whole.bert.encoder.layer[1].attention.output.LayerNorm
     before = nn.functional.layer_norm(x + bias, (BASE.width,), norm.weight, norm.bias, norm.eps)
     target = norm(calibration.attention_sums[1])
-    factor, shift = affine_change(before, target, calibration.held_N)
+    factor, shift = affine_change(before, target, calibration.held_out_N)
     torch.testing.assert_close(output, before * factor + shift, rtol=1e-3, atol=1e-3)
     assert float((output - target).square().mean()) < float((before - target).square().mean())
 
@@ -196,7 +196,7 @@ def test_a_layer_left_out_changes_the_norm_below_alone(below: str, attentions: b
             return torch.cat([part[mask] for part, mask in zip(outputs, masks, strict=True)])
 
         before, target = states(without), calibration.output(number, epsilon)
-        factor, shift = affine_change(before, target, calibration.held_N)
+        factor, shift = affine_change(before, target, calibration.held_out_N)
         torch.testing.assert_close(states(model), before * factor + shift, rtol=1e-3, atol=2e-3)
 
 

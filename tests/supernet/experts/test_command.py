@@ -78,7 +78,7 @@ def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path, capsys: pytes
         (["--experts", "4", "--width", "60"], "width: must be from 1 to 48 channels, not 60"),
         (["--experts", "4", "--shared", "13"], "shared: must be from 0 to 12 channels, not 13"),
         (["--experts", "0"], "experts.count: must be from 1 to 64, not 0"),
-        (["--experts", "4", "--top-k", "5"], "experts.top_k: must be at most experts.count, which is 4, not 5"),
+        (["--experts", "4", "--top-k", "5"], "experts.top_k: 5 is more than experts.count (4)"),
         (["--experts", "4", "--routing", "sentence_gate", "--capacity", "5/4"], "experts.capacity"),
         (["--experts", "4", "--task", "word_order"], "--train cannot be combined with --task word_order: leave one of"),
         (["--experts", "4", "--importance-batches", "0"], "--importance-batches: must be at least 1, not 0"),

@@ -35,7 +35,7 @@ def order_inputs(model: nn.Module, seed: int = 0) -> OrderInputs:
 
 
 def attended(model: nn.Module, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The inputs of a layer, of its output map and the map's outputs, (N, ...), of all tokens of the batches."""
+    """The inputs of a layer, of its output projection and the map's outputs, (N, ...), of all tokens of the batches."""
     own, kept = model.base_model.encoder.layer[layer], []
     output_map = own.attention.output.dense
     hooks = [own.register_forward_pre_hook(lambda _, given: kept.append([given[0]]))]

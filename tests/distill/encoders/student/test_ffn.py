@@ -91,8 +91,8 @@ def test_computes_the_graph(inner: int, mismatch: str, gelu: str) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9, err_msg=str(graph))
 
         summed = x + expected
-        centred = summed - summed.mean(-1, keepdims=True)
-        normal = centred / np.sqrt(centred.var(-1, keepdims=True) + 1e-3)
+        centered = summed - summed.mean(-1, keepdims=True)
+        normal = centered / np.sqrt(centered.var(-1, keepdims=True) + 1e-3)
         normal = normal * block.LayerNorm.weight.detach().numpy() + block.LayerNorm.bias.detach().numpy()
         np.testing.assert_allclose(
             block(torch.from_numpy(x)).detach().numpy(), normal, rtol=1e-7, atol=1e-7, err_msg=str(graph)
