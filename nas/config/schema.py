@@ -320,7 +320,7 @@ class StudyConfig(Table):
         return self
 
     @model_validator(mode="after")
-    def _untrained_are_not_pruned(self) -> "StudyConfig":
+    def _fidelity_is_of_untrained(self) -> "StudyConfig":
         for name in ("stage1", "stage2", "stage3"):
             stage = getattr(self, name)
             if stage.evaluation == "untrained" and stage.stop > 0:
@@ -330,12 +330,6 @@ class StudyConfig(Table):
                     f'{name}.score: fidelity is for untrained candidates; use "metric", '
                     f'or {name}.evaluation = "untrained"'
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _allocations_can_be_corrected(self) -> "StudyConfig":
-        for name in ("stage1", "stage2", "stage3"):
-            stage = getattr(self, name)
             if stage.sampler == "milp" and (stage.score, self.supernet.inheritance) != ("fidelity", "compensated"):
                 raise ValueError(
                     f"{name}.sampler: milp learns from the fidelity of compensated candidates: set {name}.score = "
