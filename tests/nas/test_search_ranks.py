@@ -22,6 +22,7 @@ from nas.planning.stages import check_start, plan
 from nas.preparation.prepare import prepare
 from nas.study.description import Parameters, formula
 from search_spaces import Architecture, Embedding, cost
+from tests import requirements
 from tests.nas.tiny_study import TinyStudy, trials_of
 
 # No architecture with all words is within this budget.
@@ -116,7 +117,9 @@ def test_ranks_of_the_width(preset: Path, tiny_study: TinyStudy, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_search(preset: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """The rank of the winner comes out of stage 1, stays in stage 2, and is in the model that is trained in the end."""
+    """The rank of the winner comes out of stage 1, stays in stage 2, and is in the model that is exported."""
+    requirements.module("onnxruntime", "onnx")
+    preset.write_text(preset.read_text().replace("[4, 16]", '[4, 16]\nmax_latency = "9x"'))
     for stage in ("1", "2", "3"):
         arguments = tiny_study.search(tmp_path / "out", "--study", "s", preset=preset) if stage == "1" else (
             "-m", "nas.search", "--stage", stage, "--study", "s", "--out", tmp_path / "out", "--workers", "2",
@@ -138,3 +141,7 @@ def test_a_search(preset: Path, tiny_study: TinyStudy, tmp_path: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(out)
     assert sum(p.numel() for p in model.parameters()) == cost.params(architecture, model.config.num_labels) <= 14_500
     assert torch.isfinite(model(**model.dummy_inputs).logits).all()
+    exported = tmp_path / "exported"
+    result = tiny_study.run("-m", "nas.export", out, "--out", exported, "--onnx", "--int8", "--skip-latency")
+    assert result.returncode == 0, result.stderr
+    assert {path.name for path in (exported / "onnx").iterdir()} == {"model.onnx", "model_int8.onnx"}
