@@ -1,13 +1,14 @@
 """Which cheap signal predicts the score of a candidate after full training?
 
-Architectures are drawn from the space of stage 1, sizes uniformly inside the budget. With every seed each of them is
-trained by the candidates' recipe with --full-steps steps, on the batches of the seed, and scored on the whole dev
-split; during training there are intermediate values, on the first rows of the search split. A signal of one seed is
-compared with the mean score over the *other* seeds, so that no training is compared with its own final score. "score
-after full training" says how well the scores of one seed predict those of others; only a signal with less noise than
-such a score can be better. "score of the search" is that of a candidate after its training: the preset's number of
-steps, in which the learning rate falls to 0, and its whole search split. "score at the rung" is the intermediate value
-by which candidates would be pruned. Other intermediate values are those of the full training, with its learning rates.
+Architectures are drawn from the space of stage 1, sizes uniformly inside the budget; with --allocations they are MILP
+allocations, among which a search has to choose in the end. With every seed each of them is trained by the candidates'
+recipe with --full-steps steps, on the batches of the seed, and scored on the whole dev split; during training there are
+intermediate values, on the first rows of the search split. A signal of one seed is compared with the mean score over
+the *other* seeds, so that no training is compared with its own final score. "score after full training" says how well
+the scores of one seed predict those of others; only a signal with less noise than such a score can be better. "score of
+the search" is that of a candidate after its training: the preset's number of steps, in which the learning rate falls to
+0, and its whole search split. "score at the rung" is the intermediate value by which candidates would be pruned. Other
+intermediate values are those of the full training, with its learning rates.
 
 Kendall's tau-b is the mean over seeds; intervals are percentiles over resampled architectures. Seconds are per
 architecture, from the supernet's weights on; the teacher runs in every step.
@@ -30,7 +31,7 @@ import torch
 from scipy.stats import kendalltau
 
 from benchmarks.common import BenchmarkError, Kept, Report, differing, read_results
-from benchmarks.signals import INTERMEDIATE, SEARCH, TARGET, Measure, draw, or_diverged
+from benchmarks.signals import INTERMEDIATE, SEARCH, TARGET, Measure, draw, draw_allocations, or_diverged
 from nas.config.load import load_config
 from nas.planning.budget import limits_of
 from nas.planning.stages import plan
@@ -211,6 +212,9 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--uniform", metavar="FRACTION", help="space.uniform, such as 1/32; default: the preset's")
     parser.add_argument("--mutation-rate", type=float, help="space.mutation_rate; default: the preset's")
+    parser.add_argument(
+        "--allocations", action="store_true", help="MILP allocations for random weights of their parts' losses"
+    )
     parser.add_argument("--architectures", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--full-steps", type=int, default=400, help="default: %(default)s")
     parser.add_argument(
@@ -239,13 +243,21 @@ def run(options: Namespace, report: Report) -> None:
             f"--full-steps: must be above {least}, the steps of the search and of the last intermediate value, "
             f"not {options.full_steps}"
         )
+    if not options.allocations:
+        architectures = draw(space, options.architectures)
+    elif measure.predicted is None:
+        raise BenchmarkError(
+            f"--allocations: {options.preset} has no predicted losses: its supernet is not compensated"
+        )
+    else:
+        architectures = draw_allocations(space, measure.predicted, options.architectures)
     settings = {
         "name": options.preset,
         "config": config.model_dump(mode="json"),
         "full_steps": options.full_steps,
         "search_steps": search_steps,
         "threads": torch.get_num_threads(),
-        "architectures": [architecture.to_json() for architecture in draw(space, options.architectures)],
+        "architectures": [architecture.to_json() for architecture in architectures],
     }
     kept = Kept(report, settings, options.seeds)
     measure_missing(measure, kept, options.seeds)

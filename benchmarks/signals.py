@@ -7,6 +7,7 @@ from fractions import Fraction
 from statistics import mean
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,7 +20,7 @@ from distill.tasks import metrics
 from distill.training.evaluation import batch_logits, comparable_outputs, split_batches
 from distill.training.loop import Diverged
 from nas.evaluation.trained import TrainedEvaluator
-from nas.planning.allocation import PredictedLosses
+from nas.planning.allocation import PredictedLosses, allocate
 from nas.planning.budget import kept_importance
 from nas.preparation.workspace import Workspace, projections
 from search_spaces import cost
@@ -33,8 +34,8 @@ INTERMEDIATE = (10, 30, 60)
 ROWS = 1_000
 # The training loss is the mean over so many steps.
 LAST = 10
-# Of the random members of a space.
-DRAWING_SEED = 0
+# Of the random members of a space, and the deviation of the logarithms of random weights.
+DRAWING_SEED, DEVIATION = 0, 0.5
 TARGET, SEARCH, KEPT = "score after full training", "score of the search", "importance kept"
 RUNG = "score at the rung"
 
@@ -162,6 +163,19 @@ class Measure:
         evaluator.distil(model, self.phases[-1], seed, learned, after_step)
         score = dev_score(evaluator, model)
         return signals | {TARGET: (score, time.perf_counter() - started - paused)}
+
+
+def draw_allocations(space: Space, losses: PredictedLosses, number: int) -> list[Architecture]:
+    """MILP allocations for random weights of the parts' predicted losses, which compute different functions: the best
+    of their kind, as the sampler `milp` proposes them.
+    """
+    rng = np.random.default_rng(DRAWING_SEED)
+    members: dict[str, Architecture] = {}
+    while len(members) < number:
+        member = allocate(space, losses.weighted(rng.lognormal(0, DEVIATION, 2 * space.base.depth + 1)))
+        if member is not None:
+            members.setdefault(function_key(member), member)
+    return list(members.values())
 
 
 def draw(space: Space, number: int) -> list[Architecture]:

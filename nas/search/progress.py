@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import optuna
 from optuna.trial import TrialState
@@ -162,9 +163,9 @@ class Progress(progress.Progress):
             ratios[kind(what)] = (time.monotonic() - self.since + current) / seconds
         if current is None or not ratios:
             return None
-        # A part of a kind that has not been measured yet takes as much longer than estimated as the slowest so far.
-        slowest = max(ratios.values())
-        return current + sum(part.total * ratios.get(kind(part.what), slowest) for part in self._rest())
+        # A part of a kind that has not been measured yet takes as much longer than estimated as those so far usually did.
+        usual = median(ratios.values())
+        return current + sum(part.total * ratios.get(kind(part.what), usual) for part in self._rest())
 
     def _rest(self) -> Sequence[Part]:
         """The parts after the current one, or after the last that has begun if what goes on is none of them."""

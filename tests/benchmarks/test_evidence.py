@@ -16,10 +16,12 @@ from benchmarks import evidence, signals
 from benchmarks.__main__ import main
 from benchmarks.common import BenchmarkError, Report, read_results
 from benchmarks.evidence import Signal, others, show
-from benchmarks.signals import KEPT, RUNG, SEARCH, TARGET, draw
+from benchmarks.signals import KEPT, RUNG, SEARCH, TARGET, draw, draw_allocations
 from search_spaces import Space
 from search_spaces.equivalence import function_key
 from tests.benchmarks.tables import cells_of
+from tests.nas.planning.test_allocation import losses
+from tests.nas.planning.test_allocation import space as small_space
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import BASE
 
@@ -72,6 +74,14 @@ def test_architectures_are_different_functions_and_the_same_ones_again() -> None
     architectures = draw(SPACE, 12)
     assert len({function_key(architecture) for architecture in architectures}) == 12
     assert draw(SPACE, 5) == architectures[:5]
+
+
+def test_allocations_are_members_and_the_same_ones_again() -> None:
+    table = losses()
+    allocated = draw_allocations(small_space(), table, 6)
+    assert len({function_key(architecture) for architecture in allocated}) == 6
+    assert all(architecture in small_space() for architecture in allocated)
+    assert draw_allocations(small_space(), table, 3) == allocated[:3]
 
 
 def test_it_goes_on_where_it_was_cut_short(
