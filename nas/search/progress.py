@@ -163,7 +163,7 @@ class Progress(progress.Progress):
             ratios[kind(what)] = (time.monotonic() - self.since + current) / seconds
         if current is None or not ratios:
             return None
-        # A part of a kind that has not been measured yet takes as much longer than estimated as those so far usually did.
+        # A part of a kind that has not been measured yet is estimated as well as those so far usually were.
         usual = median(ratios.values())
         return current + sum(part.total * ratios.get(kind(part.what), usual) for part in self._rest())
 
