@@ -36,6 +36,7 @@ ROWS = 1_000
 LAST = 10
 # Of the random members of a space, and the deviation of the logarithms of random weights.
 DRAWING_SEED, DEVIATION = 0, 0.5
+TRIES = 20
 TARGET, SEARCH, KEPT = "score after full training", "score of the search", "importance kept"
 RUNG = "score at the rung"
 
@@ -167,14 +168,16 @@ class Measure:
 
 def draw_allocations(space: Space, losses: PredictedLosses, number: int) -> list[Architecture]:
     """MILP allocations for random weights of the parts' predicted losses, which compute different functions: the best
-    of their kind, as the sampler `milp` proposes them.
+    of their kind, as the sampler `milp` proposes them. Fewer, if `TRIES` in a row are none that is new.
     """
     rng = np.random.default_rng(DRAWING_SEED)
     members: dict[str, Architecture] = {}
-    while len(members) < number:
+    tries = 0
+    while len(members) < number and tries < TRIES:
         member = allocate(space, losses.weighted(rng.lognormal(0, DEVIATION, 2 * space.base.depth + 1)))
-        if member is not None:
-            members.setdefault(function_key(member), member)
+        tries += 1
+        if member is not None and function_key(member) not in members:
+            members[function_key(member)], tries = member, 0
     return list(members.values())
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_high
 
 import optuna
 from optuna.trial import TrialState
@@ -164,7 +164,7 @@ class Progress(progress.Progress):
         if current is None or not ratios:
             return None
         # A part of a kind that has not been measured yet is estimated as well as those so far usually were.
-        usual = median(ratios.values())
+        usual = median_high(ratios.values())
         return current + sum(part.total * ratios.get(kind(part.what), usual) for part in self._rest())
 
     def _rest(self) -> Sequence[Part]:
