@@ -259,7 +259,7 @@ REFUSED: dict[str, list[object]] = {
         (
             "goals",
             "score,macs",
-            "stage1.sampler is lanas and goals are score,macs: two goals need one of random, tpe, nsga2",
+            "stage1.sampler is milp and goals are score,macs: two goals need one of random, tpe, nsga2",
         ),
         ("stage2.sampler", "nsga2", "stage2.sampler is nsga2 and goals are score: nsga2 is for two goals"),
         ("stage1.rungs", ["3/2"], "stage1.rungs.0: must be above 0 and at most 1, not 3/2"),
@@ -318,7 +318,7 @@ def test_settings_that_a_sampler_has_not(setting: str) -> None:
 
 
 def test_another_sampler_replaces_the_settings_of_the_sampler(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text('extends = "demo"\n[stage1]\nexploration = 0.5\n[stage2]\nleaf_size = 3\n')
+    (tmp_path / "a.toml").write_text('extends = "demo-ffn"\n[stage1]\nexploration = 0.5\n[stage2]\nleaf_size = 3\n')
     path = str(tmp_path / "a.toml")
     assert load_config(path).stage1.sampler_settings() == {"exploration": 0.5}
     assert load_config(path, {"stage1.sampler": "lanas"}).stage1.exploration == 0.5
