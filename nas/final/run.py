@@ -28,6 +28,8 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.final.evaluation import encoded_split
 from nas.final.training import curve, final_phases, starting_point, train
 from nas.latency.measure import latencies_in
+from nas.latency.settings import TORCH
+from nas.onnx.model import check_installed
 from nas.preparation.data import read
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
@@ -85,12 +87,14 @@ def run(final: FinalRun) -> int:
     Returns the exit status.
 
     Raises:
-        UserError: the configuration, the architecture and the output folder do not fit together, or a training
-            diverged.
+        UserError: the configuration, the architecture and the output folder do not fit together, packages for the
+            runtime are missing, or a training diverged.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     check_resumed(final)
+    if final.config.deployment.runtime != TORCH:
+        check_installed()
     check_exportable(final.architecture)
     console = Console(highlight=False, soft_wrap=True, quiet=not is_first_process(), stderr=final.as_json)
     with Progress(console, final.quiet) as progress:
