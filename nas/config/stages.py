@@ -31,7 +31,7 @@ class StageTable(Table):
         refit_every: `lanas` and `lanas-published` learn their trees again after this many trials (defaults: at 1.5
             times as many, and 20).
         confirm: how many of the best candidates are trained again, with fresh seeds, before the winner is chosen; the
-            best baseline is trained again in any case.
+            best baseline and global importance are trained again in any case.
         confirm_seeds: how many fresh seeds each of them is trained with.
         mutation_rate: replaces that of the space.
         rungs: the fractions of a candidate's training steps after which it may be pruned.

@@ -54,14 +54,14 @@ Confirmed = Mapping[str, Mapping[int, Confirmation]]
 
 def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
     """The trials to confirm: those of the `count` best distinct functions within the budget (of the Pareto front if
-    there are two goals), and those of the best baseline and of the architecture that the stage refines, because the
-    winner must not be worse.
+    there are two goals), and those of the best baseline, of global importance, whose untrained scores are lower than
+    its trained ones deserve, and of the architecture that the stage refines, because the winner must not be worse.
     """
     ranked = ledger.ranked(study)
     chosen = different(front(ranked) if len(study.directions) > 1 else ranked)[:count]
     baselines = baselines_of(ranked)
-    refined = [trial for trial in baselines if trial.user_attrs[ledger.ORIGIN] == WINNER]
-    return different([*chosen, *baselines[:1], *refined])
+    always = [trial for trial in baselines if trial.user_attrs[ledger.ORIGIN] in (GLOBAL, WINNER)]
+    return different([*chosen, *baselines[:1], *always])
 
 
 def baselines_of(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -15,7 +15,6 @@ from nas.config.recipes import RecipeTable
 from nas.config.schema import StudyConfig
 from nas.config.stages import StageTable
 from nas.evaluation.modes import MODES
-from nas.planning.stages import BEFORE
 from nas.preparation.entries import TRAINING, Entry, Work
 from nas.preparation.workspace import base_of_study
 from nas.search.progress import BUDGET, Part
@@ -98,8 +97,8 @@ class Estimator:
             parts.append(Part(BUDGET, BUDGETS_TRIED * self.config.stage1.confirm_seeds, self.training()))
         for stage in stages:
             table = self.config.stage(stage)
-            # At most the best candidates, the best baseline and, in later stages, the architecture that is refined.
-            confirmed = (table.confirm + 1 + (stage in BEFORE)) * table.confirm_seeds
+            # At most the best candidates, the best baseline, and global importance or the architecture that is refined.
+            confirmed = (table.confirm + 2) * table.confirm_seeds
             parts += self._single(MODES[table.evaluation].work(self.config))
             parts.append(Part(f"stage {stage}", table.trials, self.trial(table, stage)))
             parts.append(Part(f"confirmation of stage {stage}", confirmed, self.training()))

@@ -10,6 +10,7 @@ import pytest
 
 from distill.tasks.metrics import CLASS_ACCURACY
 from nas.planning.finalists import (
+    ALLOCATED,
     BASE_MODEL,
     GLOBAL,
     UNIFORM,
@@ -122,6 +123,12 @@ def test_what_a_stage_refines_is_always_a_finalist() -> None:
     study = study_of((a, WINNER, 0.5), (b, "random", 0.8), (c, "random", 0.9))
     assert [trial.number for trial in finalists(study, 1)] == [2, 0]
     assert [trial.number for trial in finalists(study, 3)] == [2, 1, 0]
+
+
+def test_global_importance_is_always_a_finalist() -> None:
+    a, b, c = inside(3)
+    study = study_of((a, GLOBAL, 0.5), (b, ALLOCATED[0], 0.8), (c, "random", 0.9))
+    assert [trial.number for trial in finalists(study, 1)] == [2, 1, 0]
 
 
 def test_a_search_never_hands_on_less_than_its_best_baseline() -> None:
