@@ -1,4 +1,4 @@
-"""Prepares the calibration of compensated inheritance: what the supernet computes on training rows."""
+"""Prepares the calibration of compensated inheritance: what candidates should compute on training rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,9 @@ from foundation.files import fingerprint
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
 from nas.preparation.entries import Entry
-from nas.preparation.supernet import load_supernet
+from nas.preparation.supernet import is_independent_of_task, load_supernet
+from nas.preparation.workspace import load_teacher
+from supernet.build import from_teacher
 from supernet.compensation.calibration import calibrate
 
 # Sentences of similar length share a batch of this size.
@@ -24,15 +26,18 @@ def calibration_entry(
     supernet: Path,
     one_shot: Callable[[], PreTrainedModel] | None = None,
 ) -> Entry:
-    """The sums of the supernet in this folder on calibration text.
+    """The sums on calibration text of the model that candidates are compensated to approximate: the fine-tuned teacher,
+    if the supernet in this folder started as a copy of it; otherwise the supernet.
 
     Args:
-        one_shot: if it is a one-shot supernet, returns its largest model.
+        one_shot: if it is a one-shot supernet, returns its largest model, which candidates then approximate.
     """
-    load = one_shot or (lambda: load_supernet(context.config, folders, supernet))
+    config = context.config
+    load = one_shot or (lambda: load_supernet(config, folders, supernet))
     source = [supernet.name] if one_shot is None else ["one-shot", supernet.name]
-    count, seed = context.config.supernet.calibration_rows, context.config.seed
-    attentions = context.config.space.varies_heads
+    if one_shot is None and config.base == "teacher" and not is_independent_of_task(config):
+        load, source = lambda: from_teacher(load_teacher(config, folders), stack=1), [config.mixed_precision]
+    count, seed, attentions = config.supernet.calibration_rows, config.seed, config.space.varies_heads
 
     def make(path: Path, state: Path) -> None:
         context.on_progress("supernet: calibration", None)

@@ -1,4 +1,4 @@
-"""Calibration text, and what the supernet computes on it."""
+"""Calibration text, and what the reference, the model that candidates approximate, computes on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ HELD_OUT = 5
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Sentences, and what the supernet's layers compute on their N tokens.
+    """Sentences, and what the reference's layers compute on their N tokens.
 
     Attributes:
         batches: padded batches of training rows.
@@ -41,7 +41,7 @@ class Calibration:
     attention_norms: tuple[Tensor, ...] = ()
 
     def output(self, layer: int, epsilon: float) -> Tensor:
-        """The output (N, D) of a layer of the supernet, whose LayerNorms have this epsilon."""
+        """The output (N, D) of a layer of the reference, whose LayerNorms have this epsilon."""
         return _normalized(self.sums[layer][-1], self.norms[layer], epsilon)
 
     def attention_output(self, layer: int, epsilon: float) -> Tensor:
@@ -102,7 +102,8 @@ def _normalized(sum_ND: Tensor, norm_2D: Tensor, epsilon: float) -> Tensor:
 def calibrate(
     supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: Accelerator, attentions: bool = False
 ) -> Calibration:
-    """Run a dense supernet on batches of training rows, in eval mode, and keep what its layers compute.
+    """Run the reference, which has no experts, on batches of training rows, in eval mode, and keep what its layers
+    compute.
 
     Args:
         attentions: whether candidates may have fewer heads, so that their output projections are refitted.

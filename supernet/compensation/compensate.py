@@ -2,13 +2,15 @@
 output projection of every attention without experts, before the blocks of its layer.
 
 Every projection is refitted on the inputs that the candidate itself computes, with the ones below already refitted, so
-it also corrects the errors that the layers below leave. The target is the sum h + f(h), before LayerNorm, that the
-supernet's block or attention computes.
+it also corrects the errors that the layers below leave. The target is the sum h + f(h), before LayerNorm, of the same
+block or attention of the reference: the supernet, or the teacher that it started from. A block that the reference
+lacks should compute the output of the reference's layer. In a layer with another number of blocks than the reference's,
+weight and bias of the highest LayerNorm are refitted, too.
 
 Where a part is missing, parameters that remain are refitted in its place, at no cost: in a layer without an FFN, weight
-and bias of the attention's LayerNorm (target: the output of the supernet's layer); in an attention without heads, its
-bias and then its LayerNorm (target: the output of the supernet's attention); and where a layer is left out, the
-LayerNorm below it (target: the output of the supernet's layer).
+and bias of the attention's LayerNorm (target: the output of the reference's layer); in an attention without heads, its
+bias and then its LayerNorm (target: the output of the reference's attention); and where a layer is left out, the
+LayerNorm below it (target: the output of the reference's layer).
 
 Dimensions are those of `distill.encoders.student.dispatch`: N tokens without padding, S slots of experts; E channels of
 the input of `project`; D channels of its output. A block without experts has one slot per token.
@@ -50,8 +52,8 @@ def compensate(model: PreTrainedModel, calibration: Calibration, accelerator: Ac
     without experts if the calibration has theirs, and of the LayerNorms where parts are missing, in place.
 
     Args:
-        model: a candidate with inherited weights, in which every block is a slice of the supernet's.
-        calibration: of the supernet.
+        model: a candidate with inherited weights, in which every block is a slice of a supernet's.
+        calibration: of the reference.
 
     Raises:
         CompensationError: activations are not finite.
@@ -111,13 +113,16 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
                 else:
                     slots = _expert_slots(block, hidden, valid, router, tokens)
             x_ND = _of_tokens(hidden, valid)
-            target_ND = calibration.sums[i][j].to(x_ND.device)
+            known = j < len(calibration.sums[i])
+            target_ND = (calibration.sums[i][j] if known else calibration.output(i, epsilon)).to(x_ND.device)
             try:
                 sum_ND = _solve(block, slots, x_ND, target_ND, held_out_N.to(x_ND.device))
             except CompensationError as error:
                 raise CompensationError(f"layers[{i}], block {j}: {error}") from None
             norm = block.LayerNorm
             hidden = _with_tokens(hidden, valid, norm(sum_ND))
+            if j == len(layer.ffn) - 1 != len(calibration.sums[i]) - 1:
+                hidden = _solve_norm(norm, hidden, valid, calibration.output(i, epsilon), held_out_N)
 
 
 @contextmanager
