@@ -174,7 +174,12 @@ def in_block(inside: str) -> tuple[int, str, str] | None:
     return (int(match[1]), match[2], match[3]) if match else None
 
 
-_TEACHERS = (Family(model_type="bert"), Family(model_type="roberta", positions_after_padding=True))
+_LIKE_BERT = ("bert", "ernie")
+_LIKE_ROBERTA = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
+_TEACHERS = (
+    *(Family(model_type=name) for name in _LIKE_BERT),
+    *(Family(model_type=name, positions_after_padding=True) for name in _LIKE_ROBERTA),
+)
 FAMILIES: dict[str, Family] = {
     family.model_type: family for teacher in _TEACHERS for family in (teacher, teacher.students())
 }

@@ -4,26 +4,26 @@ Once this module is imported, checkpoints of students are loaded with these clas
 is never run.
 """
 
-from types import ModuleType
 from typing import Any
 
 import transformers
 from transformers import AutoConfig
 
 from distill.encoders.family import FAMILIES, Family, family_of
-from distill.encoders.student import modeling_nas_bert, modeling_nas_roberta
+from distill.encoders.student import modeling_nas_bert
+from distill.encoders.student.modeling_nas import classes_of
 
-MODULES: dict[str, ModuleType] = {"bert": modeling_nas_bert, "roberta": modeling_nas_roberta}
 _CONFIG = AutoConfig.__name__
-
-
-def _classes(module: ModuleType) -> dict[str, Any]:
-    """Name of an auto class of transformers, such as "AutoModelForMaskedLM" -> the students' class."""
-    own = (v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__)
-    return {str(cls._auto_class): cls for cls in own if hasattr(cls, "_auto_class") and cls._auto_class}
-
-
-CLASSES = {family: _classes(module) for family, module in MODULES.items()}
+_OF_BERT = (v for v in vars(modeling_nas_bert).values() if getattr(v, "__module__", None) == modeling_nas_bert.__name__)
+# Family -> name of an auto class of transformers, such as "AutoModelForMaskedLM" -> the students' class.
+CLASSES: dict[str, dict[str, Any]] = {
+    "bert": {str(cls._auto_class): cls for cls in _OF_BERT if getattr(cls, "_auto_class", None)},
+    **{
+        family.students_of: classes_of(family.students_of)
+        for family in FAMILIES.values()
+        if family.students_of and family.students_of != "bert"
+    },
+}
 for family, classes in CLASSES.items():
     AutoConfig.register(f"nas_{family}", classes[_CONFIG])
     for auto, model in classes.items():

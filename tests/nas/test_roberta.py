@@ -107,12 +107,12 @@ def test_a_roberta_from_the_search_to_onnx(shared_study: TinyStudy, roberta: Pat
     said = succeeded(shared_study, "-m", "nas.export", final, "--int8", "--out", out, "--rounds", 2, "--batches", 1)
     assert "logits within" in said
     sources = {path.stem for path in out.glob("*.py")}
-    assert "modeling_nas_roberta" in sources and "modeling_nas_bert" not in sources
+    assert "modeling_nas" in sources and "modeling_nas_bert" not in sources
     names = [node.name for node in onnxruntime.InferenceSession(out / "onnx/model.onnx").get_inputs()]
     assert names == ["input_ids", "attention_mask"]
     config = json.loads((out / "config.json").read_text())
     assert set(config["auto_map"]) >= {"AutoConfig", "AutoModel", "AutoModelForSequenceClassification"}
-    assert all(place.startswith("modeling_nas_roberta.NasRoberta") for place in config["auto_map"].values())
+    assert all(place.startswith("modeling_nas.NasRoberta") for place in config["auto_map"].values())
     assert "roberta" in (out / "README.md").read_text().split("---")[1]
 
 

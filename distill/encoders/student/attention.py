@@ -108,14 +108,12 @@ class ExpertAttention(nn.Module):
     token, and its weight multiplies the output before the residual connection.
 
     Args:
-        own: the family's attention.
-        self_attention: the family's self-attention with the mixin `ExpertSelfAttention`, which its own becomes.
+        own: the family's attention, whose self-attention has the mixin `ExpertSelfAttention`.
     """
 
-    def __init__(self, own: Any, self_attention: type, experts: int, config: Any) -> None:
+    def __init__(self, own: Any, experts: int, config: Any) -> None:
         super().__init__()
         width = config.hidden_size
-        own.self.__class__ = self_attention
         own.self.replace_maps(experts, width)
         self.self = own.self
         self.output = ExpertSelfOutput(own.output, experts, width)

@@ -18,18 +18,19 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.models.albert.modeling_albert import AlbertMLMHead
-from transformers.models.bert.modeling_bert import BertLayer, BertSelfAttention
+from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddings
 
 # All modules of a student: transformers 5.1 copies only those that this one names.
-from .attention import ExpertSelfAttention, NoSelfAttention
+from .attention import NoSelfAttention
 from .configuration import StudentConfig
 from .dispatch import Tokens, put, take, weighted
 from .embedding import LowRankEmbedding  # noqa: F401
 from .expert_linear import ExpertLinear, is_batched
 from .ffn import FFNBlock  # noqa: F401
+from .modeling_nas import classes_of  # noqa: F401  # the module of layers' classes
 from .routing import make_gate
-from .student import Student, StudentLayer
+from .student import Student
 
 
 class NasBertConfig(StudentConfig, BertConfig):
@@ -77,21 +78,10 @@ class NasBertEmbeddings(MobileBertEmbeddings):
         return super().forward(None, token_type_ids, position_ids, inputs_embeds)
 
 
-class NasBertSelfAttention(ExpertSelfAttention, BertSelfAttention):
-    """Self-attention with experts."""
-
-
-class NasBertLayer(StudentLayer, BertLayer):
-    """A layer of a student of BERT."""
-
-    self_attention_class = NasBertSelfAttention
-
-
 class NasBert(Student):
     """What all students of BERT have in common."""
 
     config_class = NasBertConfig
-    layer_class = NasBertLayer
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

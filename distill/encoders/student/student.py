@@ -1,20 +1,21 @@
 """The student of an encoder family: the family's own classes, with the feed-forward networks of their layers replaced.
 
-The modules `modeling_nas_...` combine these mixins with the classes of a family. A model is built by the family's own
-constructors; its base model and its layers then become ours, so that embeddings, attention and heads stay those of the
-transformers library.
+The modules `modeling_nas` and `modeling_nas_bert` combine these mixins with the classes of a family. A model is built
+by the family's own constructors; its base model and its layers then become ours, so that embeddings, attention and
+heads stay those of the transformers library.
 
 This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from .attention import ExpertAttention, keep_heads
+from .attention import ExpertAttention, ExpertSelfAttention, keep_heads
 from .configuration import attention_experts, configuration_fault, is_left_out, is_routed
 from .dispatch import Tokens
 from .embedding import LowRankDecoder, LowRankEmbedding
@@ -23,15 +24,24 @@ from .ffn import EXPORTED_OPERATIONS, FFNBlock
 from .routing import EXPORTED_ROUTERS, GateRouter, TableRouter, router_class
 
 
+@cache
+def with_mixin(mixin: type, own: type) -> Any:
+    """The subclass of a family's own class that has a mixin, such as `StudentLayer`."""
+    module = f"{__package__}.modeling_nas"  # whose attributes these classes are, for `pickle`
+    return type(f"Nas{own.__name__}", (mixin, own), {"__module__": module, "__doc__": mixin.__doc__})
+
+
+def adopt(module: Any, mixin: Any) -> None:
+    """Give a module of a family a mixin."""
+    own: Any = type(module)
+    module.__class__ = with_mixin(mixin, own)
+
+
 class StudentLayer:
     """A mixin for a layer of BERT's kind, whose FFN becomes a stack of `FFNBlock`s; with none, the layer's output is
     its attention's. Without heads either, the layer is left out: its output is its input.
-
-    Attributes:
-        self_attention_class: the family's self-attention with the mixin `ExpertSelfAttention`.
     """
 
-    self_attention_class: ClassVar[type]
     attention: Any
     intermediate: Any
     output: Any
@@ -43,7 +53,8 @@ class StudentLayer:
         if is_left_out(config, number):
             self.attention = None
         elif (experts := attention_experts(config, number)) > 1:
-            self.attention = ExpertAttention(self.attention, self.self_attention_class, experts, config)
+            adopt(self.attention.self, ExpertSelfAttention)
+            self.attention = ExpertAttention(self.attention, experts, config)
         elif config.attention_heads is not None:
             keep_heads(self.attention, config.attention_heads[number], config)
 
@@ -113,14 +124,12 @@ class Student:
 
     Attributes:
         encoder_class: the family's base model with this mixin.
-        layer_class: the family's layer with the mixin `StudentLayer`.
 
     Raises:
         ValueError: the configuration describes no student of the family.
     """
 
     encoder_class: ClassVar[type]
-    layer_class: ClassVar[type]
     config: Any
     base_model: Any
     base_model_prefix: str
@@ -169,11 +178,12 @@ class Student:
         if is_routed(self.config):
             self.register_forward_pre_hook(_with_tokens, with_kwargs=True)
         for number, layer in enumerate(self.layers):
-            layer.__class__ = self.layer_class
+            adopt(layer, StudentLayer)
             layer.replace_attention(self.config, number)
         # What a device map and FSDP keep on one device; FSDP wants no class that the model does not contain.
         kinds = {type(module).__name__ for module in self.modules()}
-        self._no_split_modules = {*self._no_split_modules, self.layer_class.__name__} & kinds
+        layers = {type(layer).__name__ for layer in self.layers}
+        self._no_split_modules = {*self._no_split_modules, *layers} & kinds
 
     def replace_decoder(self) -> None:
         """Tie the output embedding of a masked language model to both parts of a word embedding of lower rank."""

@@ -17,16 +17,17 @@ from transformers import (
     RobertaConfig,
 )
 
-from distill.encoders.family import CHANNELS, FAMILIES, HEADS, FamilyError, family_of
+from distill.encoders.family import CHANNELS, FAMILIES, HEADS, FamilyError, family_of, supported
 from distill.encoders.parts import embedded, encoder_layers, model_inputs, output_layer, word_head
 from distill.encoders.verify import verify
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
 from distill.tasks.types import QUESTION_ANSWERING
 from distill.training.teacher import locate
-from tests.renamed import CLASSES, as_roberta
+from tests.renamed import CLASSES, as_roberta, renamed
 from tests.tiny import SIZES, batch, bert, inputs, shaken
 
 WITH_HEAD = list(CLASSES)[1:]
+OTHERS = [name for name in supported() if name != "bert"]
 
 
 def model(cls: type, **settings: Any) -> PreTrainedModel:
@@ -38,10 +39,11 @@ def model(cls: type, **settings: Any) -> PreTrainedModel:
 @torch.no_grad()
 @pytest.mark.parametrize("cls", WITH_HEAD)
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "scored"])
-def test_renamed_weights_compute_the_same(cls: type, attention: str) -> None:
+@pytest.mark.parametrize("other", OTHERS)
+def test_renamed_weights_compute_the_same(cls: type, attention: str, other: str) -> None:
     needs = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
     given = model(cls)
-    both = (given, as_roberta(given))
+    both = (given, renamed(given, other))
     for one in both:
         one.set_attn_implementation(attention)
     mine, theirs = (run(one, batch(), needs) for one in both)
@@ -70,7 +72,7 @@ def test_renamed_weights_compute_the_same(cls: type, attention: str) -> None:
 @pytest.mark.parametrize("cls", CLASSES)
 def test_the_parts_are_transformers_own(cls: type) -> None:
     given = model(cls)
-    for one in (given, as_roberta(given)):
+    for one in (given, *(renamed(given, other) for other in OTHERS)):
         layers = encoder_layers(one)
         assert len(layers) == one.config.num_hidden_layers
         family = family_of(one)
@@ -110,7 +112,7 @@ def test_positions_and_inputs() -> None:
 
 
 def test_students_are_families_of_the_same_kind() -> None:
-    for name in ("bert", "roberta"):
+    for name in supported():
         teacher, student = FAMILIES[name], FAMILIES[f"nas_{name}"]
         assert student.students_of == name and student.slices(2)["ffn.2.project.weight"] == (CHANNELS, 1)
         inside = f"{name}.{teacher.layers}.1."
@@ -123,7 +125,7 @@ def test_students_are_families_of_the_same_kind() -> None:
 
 
 def test_other_types() -> None:
-    with pytest.raises(FamilyError, match=r"^encoders of type 'gpt2' are not supported: use one of bert, roberta$"):
+    with pytest.raises(FamilyError, match=r"^encoders of type 'gpt2' are not supported: use one of bert, .*roberta"):
         family_of(GPT2Config())
 
 
@@ -136,8 +138,7 @@ def test_real_weights() -> None:
     tokens = AutoTokenizer.from_pretrained(folder)(
         ["One sentence.", "Another one, which is longer.", "Two of them."], padding=True, return_tensors="pt"
     )
-    roberta = as_roberta(bert)
-    for one in (bert, roberta):
+    real_BT = tokens["attention_mask"].bool()
+    for one in (bert, *(renamed(bert, other) for other in OTHERS)):
         verify(one, "MiniLM")
-    mine, theirs = (one(**tokens).last_hidden_state[tokens["attention_mask"].bool()] for one in (bert, roberta))
-    assert torch.equal(mine, theirs)
+        assert torch.equal(one(**tokens).last_hidden_state[real_BT], bert(**tokens).last_hidden_state[real_BT])

@@ -1,0 +1,69 @@
+"""Students of encoder families of BERT's kind: the classes of transformers with the mixins of `student`. They are made
+when they are asked for: `NasRobertaModel` is a subclass of `RobertaModel`, and likewise for the other families, heads,
+configurations and layers.
+
+This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
+"""
+
+import sys
+from functools import cache
+from typing import Any
+
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+# All modules of a student: transformers 5.1 copies only those that this one names.
+from .attention import ExpertSelfAttention, NoSelfAttention
+from .configuration import StudentConfig
+from .dispatch import Tokens  # noqa: F401
+from .embedding import LowRankEmbedding  # noqa: F401
+from .expert_linear import ExpertLinear  # noqa: F401
+from .ffn import FFNBlock  # noqa: F401
+from .routing import Router  # noqa: F401
+from .student import Student, StudentLayer, with_mixin
+
+# For each auto class of transformers, how a family's own class ends.
+KINDS = {
+    "AutoConfig": "Config",
+    "AutoModel": "Model",
+    "AutoModelForMaskedLM": "ForMaskedLM",
+    "AutoModelForSequenceClassification": "ForSequenceClassification",
+    "AutoModelForTokenClassification": "ForTokenClassification",
+    "AutoModelForQuestionAnswering": "ForQuestionAnswering",
+}
+
+
+@cache
+def classes_of(model_type: str) -> dict[str, Any]:
+    """The classes of the students of a family: name of an auto class of transformers, such as "AutoModelForMaskedLM" ->
+    the students' class.
+    """
+    prefix = CONFIG_MAPPING_NAMES[model_type].removesuffix("Config")
+    own = {auto: getattr(transformers, prefix + kind) for auto, kind in KINDS.items()}
+    model = own["AutoModel"]
+    config = _subclass(StudentConfig, own.pop("AutoConfig"), model_type=f"nas_{model_type}")
+    classes = {auto: _subclass(Student, parent, config_class=config, _auto_class=auto) for auto, parent in own.items()}
+    attentions = model._can_record_outputs["attentions"]
+    recorded = [*(attentions if isinstance(attentions, list) else [attentions]), NoSelfAttention]
+    classes["AutoModel"]._can_record_outputs = {**model._can_record_outputs, "attentions": recorded}
+    for cls in classes.values():
+        cls.encoder_class = classes["AutoModel"]
+    return {"AutoConfig": config, **classes}
+
+
+def _subclass(mixin: type, parent: type, **attributes: Any) -> Any:
+    described = f"As `{parent.__name__}`, with the changes of `{mixin.__name__}`."
+    return type(f"Nas{parent.__name__}", (mixin, parent), {"__module__": __name__, "__doc__": described, **attributes})
+
+
+def __getattr__(name: str) -> Any:
+    """The class of this name; `pickle` and transformers' loading of remote code ask for it."""
+    prefixes = {prefix.removesuffix("Config"): model_type for model_type, prefix in CONFIG_MAPPING_NAMES.items()}
+    for prefix in sorted(prefixes, key=len, reverse=True):
+        ending = name.removeprefix(f"Nas{prefix}")
+        if ending in KINDS.values():
+            return next(cls for cls in classes_of(prefixes[prefix]).values() if cls.__name__ == name)
+        if ending in ("Layer", "SelfAttention"):
+            parent = getattr(sys.modules[getattr(transformers, f"{prefix}Model").__module__], prefix + ending)
+            return with_mixin(StudentLayer if ending == "Layer" else ExpertSelfAttention, parent)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
