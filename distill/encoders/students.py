@@ -9,21 +9,14 @@ from typing import Any
 import transformers
 from transformers import AutoConfig
 
-from distill.encoders.family import FAMILIES, Family, family_of
+from distill.encoders.family import FAMILIES, Family, family_of, supported
 from distill.encoders.student import modeling_nas_bert
-from distill.encoders.student.modeling_nas import classes_of
+from distill.encoders.student.modeling_nas import KINDS, classes_of
 
 _CONFIG = AutoConfig.__name__
-_OF_BERT = (v for v in vars(modeling_nas_bert).values() if getattr(v, "__module__", None) == modeling_nas_bert.__name__)
 # Family -> name of an auto class of transformers, such as "AutoModelForMaskedLM" -> the students' class.
-CLASSES: dict[str, dict[str, Any]] = {
-    "bert": {str(cls._auto_class): cls for cls in _OF_BERT if getattr(cls, "_auto_class", None)},
-    **{
-        family.students_of: classes_of(family.students_of)
-        for family in FAMILIES.values()
-        if family.students_of and family.students_of != "bert"
-    },
-}
+CLASSES: dict[str, dict[str, Any]] = {name: classes_of(name) for name in supported() if name != "bert"}
+CLASSES["bert"] = {auto: getattr(modeling_nas_bert, f"NasBert{kind}") for auto, kind in KINDS.items()}
 for family, classes in CLASSES.items():
     AutoConfig.register(f"nas_{family}", classes[_CONFIG])
     for auto, model in classes.items():
