@@ -54,8 +54,8 @@ Confirmed = Mapping[str, Mapping[int, Confirmation]]
 
 def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
     """The trials to confirm: those of the `count` best distinct functions within the budget (of the Pareto front if
-    there are two goals), and those of the best baseline, of global importance, whose untrained scores are lower than
-    its trained ones deserve, and of the architecture that the stage refines, because the winner must not be worse.
+    there are two goals), and those of the best baseline, of global importance, which can gain more by training than the
+    other baselines, and of the architecture that the stage refines, because the winner must not be worse.
     """
     ranked = ledger.ranked(study)
     chosen = different(front(ranked) if len(study.directions) > 1 else ranked)[:count]
