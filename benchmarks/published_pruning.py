@@ -32,9 +32,10 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from benchmarks.common import BenchmarkError
-from distill.encoders.family import CHANNELS, HEADS, family_of
+from distill.encoders.family import family_of
 from distill.encoders.heads import heads_of
 from distill.encoders.parts import encoder_layers, part
+from distill.encoders.student.families import CHANNELS, HEADS
 from distill.objectives.losses import soft_kl
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import task_type_of

@@ -14,7 +14,7 @@ attention has as many experts as the key "attention_experts" of the base says, a
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -148,7 +148,7 @@ class Architecture:
     def to_json(self) -> dict[str, Any]:
         """JSON-serializable values; the inverse of `from_json`."""
         layers = [layer.to_json() for layer in self.layers]
-        value = {"version": VERSION, "base": asdict(self.base), "layers": layers, "head": self.head.to_json()}
+        value = {"version": VERSION, "base": self.base.to_json(), "layers": layers, "head": self.head.to_json()}
         return value if self.embedding == FULL else value | {"embedding": self.embedding.to_json()}
 
     @classmethod

@@ -1,6 +1,7 @@
 """The base of an architecture: the parts of the encoder that are not searched."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from foundation.errors import shortened
 from search_spaces.checks import ArchitectureError, check_integer
@@ -37,9 +38,11 @@ class Base:
         width: channels of the hidden states, d.
         heads: attention heads of a layer.
         inner: channels of the FFN at expansion 1.
-        vocabulary, positions, token_types: rows of the embedding tables.
-        embedding: None for BERT's word embedding of full width; a size for MobileBERT's factorized embedding, where the
-            embeddings of the previous, this and the next word are concatenated and mapped to the width.
+        vocabulary, positions, token_types: rows of the embedding tables. Some models have no token types.
+        embedding: None for a word embedding of full width; a size for a factorized one.
+        trigrams: what a factorized embedding is: MobileBERT's, where the embeddings of the previous, this and the next
+            word are concatenated and mapped to the width; otherwise ELECTRA's, where all embeddings have the smaller
+            size, and their normalized sum is mapped to the width.
         gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
         mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
         gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
@@ -62,6 +65,7 @@ class Base:
     positions: int = 512
     token_types: int = 2
     embedding: int | None = None
+    trigrams: bool = True
     gelu: str = "tanh"
     mismatch: str = "narrow"
     gate_scale: str = "relative"
@@ -73,7 +77,9 @@ class Base:
             value = getattr(self, name)
             if name == "embedding" and value is None:
                 continue
-            check_integer(f"base.{name}", value, largest)
+            check_integer(f"base.{name}", value, largest, smallest=0 if name == "token_types" else 1)
+        if not isinstance(self.trigrams, bool):
+            raise ArchitectureError(f"base.trigrams: must be true or false, not {shortened(self.trigrams)}")
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -84,6 +90,18 @@ class Base:
             raise ArchitectureError(f"base.gate_jitter: must be a number from 0 to below 1, not {shortened(jitter)}")
         if self.width % self.heads:
             raise ArchitectureError(f"base.heads: {self.heads} heads do not divide the width {self.width}")
+
+    @property
+    def table_width(self) -> int:
+        """The channels of the embedding tables for positions and token types."""
+        return self.width if self.embedding is None or self.trigrams else self.embedding
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serializable values, the fields by their names."""
+        value = asdict(self)
+        if self.trigrams:  # as in files of before there were others
+            del value["trigrams"]
+        return value
 
     def differences(self, other: "Base") -> str:
         """The fields in which this base differs from `other`, for an error message: "depth (6 instead of 12)" is 6 in

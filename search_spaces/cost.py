@@ -107,8 +107,9 @@ def embedding_params(base: Base, part: Embedding = FULL) -> int:
     elif base.embedding is None:
         words = base.vocabulary * base.width
     else:
-        words = base.vocabulary * base.embedding + _linear(3 * base.embedding, base.width)
-    return words + (base.positions + base.token_types) * base.width + 2 * base.width
+        mapped = 3 * base.embedding if base.trigrams else base.embedding
+        words = base.vocabulary * base.embedding + _linear(mapped, base.width)
+    return words + (base.positions + base.token_types + 2) * base.table_width
 
 
 def layer_params(base: Base, layer: Layer) -> int:
@@ -193,7 +194,8 @@ def macs(architecture: Architecture, tokens: int = 128, num_labels: int = 3, hea
 
 def embedding_macs(base: Base, part: Embedding = FULL, tokens: int = 128) -> int:
     """The MACs outside the layers and the head: those of a factorized embedding, or of one of smaller rank."""
-    return tokens * (3 * (base.embedding or 0) + (part.rank or 0)) * base.width
+    mapped = (3 if base.trigrams else 1) * (base.embedding or 0)
+    return tokens * (mapped + (part.rank or 0)) * base.width
 
 
 def head_macs(

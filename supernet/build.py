@@ -13,6 +13,7 @@ from transformers.initialization import no_init_weights
 from distill.encoders.family import family_of
 from distill.encoders.heads import UNKNOWN, heads_of
 from distill.encoders.parts import model_inputs
+from distill.encoders.student.families import SIZES
 from distill.encoders.student.ffn import EXPORTED_OPERATIONS
 from distill.encoders.student.student import export_fault
 from distill.encoders.students import class_of, student_config, student_family
@@ -100,16 +101,25 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         router_jitter_noise=base.gate_jitter,
         capacity_per=base.capacity_per,
     )
+
+    def refused(name: str, value: object) -> BuildError:
+        of = f"students of encoders of the type {family.students_of!r}"
+        return BuildError(f"{name} is {value}: {of} cannot have it")
+
     for name, key in OF_SOME_FAMILIES.items():
         value = attrgetter(name)(architecture)
         if hasattr(config, key):
-            setattr(config, key, value)
+            setattr(config, key, base.embedding or base.width if key == family.embedding_size else value)
         elif value not in (None, 1):
-            raise BuildError(
-                f"{name} is {value}: students of encoders of the type {family.students_of!r} cannot have it"
-            )
+            raise refused(name, value)
+    if base.token_types and "token_types" not in family.sizes:
+        raise refused("base.token_types", base.token_types)
+    if base.embedding and base.trigrams == bool(family.embedding_size):
+        raise refused("base.trigrams", str(base.trigrams).lower())
+    if not family.attention_experts and set(experts) != {1}:
+        raise refused("attention.experts", max(experts))
     if template is not None:
-        for name in (*INHERITED, *family.dropouts, family.head_dropout, family.epsilon):
+        for name in (*INHERITED, *family.kept_keys):
             setattr(config, name, getattr(template, name))
     return config
 
@@ -220,8 +230,9 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     if name not in ACTIVATIONS:
         raise TeacherError(f"the teacher's {family.activation_key} is {name!r}; supported are {', '.join(ACTIVATIONS)}")
     activation, gelu = ACTIVATIONS[name]
-    sizes: dict[str, Any] = {field: family.size(config, field) for field in family.sizes}
-    base = Base(**sizes, gelu=gelu)
+    sizes: dict[str, Any] = {field: family.size(config, field) for field in SIZES}
+    embedding = family.embedding(config)
+    base = Base(**sizes, embedding=embedding, trigrams=embedding is None, gelu=gelu)
     return base, FFNGraph.parse(f"project({activation}(expand(x)))")
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from distill.encoders.family import DECODERS, Family
+from distill.encoders.family import DECODERS
+from distill.encoders.student.families import Family
 
 
 def principal_axes(embedding_VD: Tensor, frequencies: Tensor) -> Tensor:

@@ -5,17 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from distill.encoders.family import (
-    ATTENTION_GATE,
-    BLOCK_GATE,
-    CHANNELS,
-    EXPERT_HEAD,
-    HEADS,
-    TABLE,
-    Family,
-    family_of_weights,
-    in_block,
-)
+from distill.encoders.family import ATTENTION_GATE, BLOCK_GATE, EXPERT_HEAD, TABLE, family_of_weights, in_block
+from distill.encoders.student.families import CHANNELS, HEADS, Family
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import project_width

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
-from distill.encoders.family import CHANNELS, HEADS, family_of
+from distill.encoders.family import family_of
 from distill.encoders.heads import heads_of
 from distill.encoders.parts import encoder_layers, selected
+from distill.encoders.student.families import CHANNELS, HEADS
 from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
 from foundation.errors import UserError

@@ -1,52 +1,139 @@
 """Weights of BERTs under the names of other families, which then compute the same."""
 
+import copy
 from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, BertConfig, BertForSequenceClassification, PreTrainedModel
+from torch import Tensor
+from transformers import (
+    CONFIG_MAPPING,
+    BertForSequenceClassification,
+    BertModel,
+    ElectraForSequenceClassification,
+    PreTrainedModel,
+)
 
-from distill.encoders.family import FAMILIES
+from distill.encoders.student.families import FAMILIES, SIZES, Family
+from tests.tiny import shaken
 
 KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 # The classes of BERT, the encoder alone first -> how they are called.
 CLASSES: dict[type, str] = {getattr(transformers, f"Bert{head}"): head for head in KINDS}
-# RoBERTa's masked-LM head has a bias twice, as BERT's has.
-HEADS = {
-    "cls.predictions.transform.dense.": "lm_head.dense.",
-    "cls.predictions.transform.LayerNorm.": "lm_head.layer_norm.",
-    "cls.predictions.decoder.": "lm_head.decoder.",
-    "cls.predictions.bias": "lm_head.bias",
+# By the output embedding of a family, where it has what BERT has at "cls.predictions". RoBERTa's head has a bias twice,
+# as BERT's has.
+WORD_HEADS = {
+    "lm_head.decoder": {
+        "transform.dense": "lm_head.dense",
+        "transform.LayerNorm": "lm_head.layer_norm",
+        "decoder": "lm_head.decoder",
+        "bias": "lm_head.bias",
+    },
+    "generator_lm_head": {
+        "transform.dense": "generator_predictions.dense",
+        "transform.LayerNorm": "generator_predictions.LayerNorm",
+        "decoder": "generator_lm_head",
+    },
+    "vocab_projector": {
+        "transform.dense": "vocab_transform",
+        "transform.LayerNorm": "vocab_layer_norm",
+        "decoder": "vocab_projector",
+    },
 }
-CLASSIFIER = {"bert.pooler.dense.": "classifier.dense.", "classifier.": "classifier.out_proj."}
+# How the two linear maps of a classifier of sentences are called; those of BERT are the pooler's and the classifier's.
+CLASSIFIERS = {
+    "lm_head.decoder": ("classifier.dense", "classifier.out_proj"),
+    "generator_lm_head": ("classifier.dense", "classifier.out_proj"),
+    "vocab_projector": ("pre_classifier", "classifier"),
+}
+# The types whose classifiers of sentences have other activations, so that they compute something else.
+OWN_CLASSIFIER = ("electra", "distilbert")
+
+
+def comparable(cls: type, model_type: str) -> bool:
+    """Whether a model of another type computes what a BERT of this class with the same weights does."""
+    return cls is not BertForSequenceClassification or model_type not in OWN_CLASSIFIER
+
+
+@torch.no_grad()
+def twins(model: PreTrainedModel, model_type: str) -> tuple[PreTrainedModel, Any]:
+    """A BERT, and a model of another type with its weights. If that has no segments, the BERT's become equal."""
+    if "token_types" not in FAMILIES[model_type].sizes:
+        model.base_model.embeddings.token_type_embeddings.weight.zero_()
+    return model, renamed(model, model_type)
 
 
 def renamed(model: PreTrainedModel, model_type: str) -> Any:
     """The model of another type with the weights of a BERT. Where positions begin after the padding token, which has
-    the id 0, they are moved by one; both segment types are kept.
+    the id 0, they are moved by one; where there are no segments, all words are of the first one.
     """
-    own = BertConfig().to_dict()
-    settings = {name: value for name, value in model.config.to_dict().items() if name in own and name != "model_type"}
-    settings.pop("architectures")
-    settings.pop("num_labels", None)
-    after_padding = FAMILIES[model_type].positions_after_padding
-    positions = model.config.max_position_embeddings + after_padding
-    config = CONFIG_MAPPING[model_type](**settings | {"max_position_embeddings": positions, "pad_token_id": 0})
+    family, bert = FAMILIES[model_type], FAMILIES["bert"]
+    positions = model.config.max_position_embeddings + family.positions_after_padding
+    settings = {family.sizes[name]: getattr(model.config, key) for name, key in SIZES.items() if name in family.sizes}
+    settings |= {family.sizes["positions"]: positions, family.activation_key: model.config.hidden_act}
+    settings |= dict(zip(family.dropouts, (getattr(model.config, key) for key in bert.dropouts), strict=True))
+    if isinstance(family.epsilon, str):
+        settings[family.epsilon] = model.config.layer_norm_eps
+    if family.embedding_size:
+        settings[family.embedding_size] = model.config.hidden_size
+    same = ("id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id")
+    names = {name: getattr(model.config, name) for name in same}
+    config = CONFIG_MAPPING[model_type](**settings, **names, pad_token_id=0)
     prefix_of_class = type(config).__name__.removesuffix("Config")
     result = getattr(transformers, prefix_of_class + CLASSES[type(model)])(config).eval()
-    names = {}
-    if after_padding:
-        names = HEADS | (CLASSIFIER if isinstance(model, BertForSequenceClassification) else {})
-    weights = {}
+    types_D = model.base_model.embeddings.token_type_embeddings.weight[0]
+    weights: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        prefix = next((prefix for prefix in names if name.startswith(prefix)), None)
-        base = f"{result.base_model_prefix}."
-        new = name.replace("bert.", base, 1) if prefix is None else names[prefix] + name.removeprefix(prefix)
-        if after_padding and name.endswith("position_embeddings.weight"):
-            tensor = torch.cat((torch.zeros_like(tensor[:1]), tensor))
-        weights[new] = tensor.clone()
-    result.load_state_dict(weights, strict=True)
+        if name.endswith("position_embeddings.weight"):
+            if family.positions_after_padding:
+                tensor = torch.cat((torch.zeros_like(tensor[:1]), tensor))
+            if "token_types" not in family.sizes:
+                tensor = tensor + types_D
+        weights[_renamed(name, family, f"{result.base_model_prefix}.", type(model))] = tensor.clone()
+    there = result.state_dict()
+    missing = set(there) - set(weights)
+    assert not missing, missing
+    unknown = set(weights) - set(there)
+    assert all("pooler" in name or "token_type" in name or name == "cls.predictions.bias" for name in unknown), unknown
+    result.load_state_dict({name: tensor for name, tensor in weights.items() if name in there}, strict=True)
     return result
+
+
+def _renamed(name: str, family: Family, prefix: str, cls: type) -> str:
+    """The name of a BERT's parameter in a model of a family whose base model has this prefix."""
+    bert = FAMILIES["bert"]
+    if parts := bert.split(name):
+        before, layer, inside = parts
+        for part in ("query", "key", "value", "output", "attention_norm", "expand", "project", "norm"):
+            path = f"{getattr(bert, part)}."
+            if inside.startswith(path):
+                inside = f"{getattr(family, part)}.{inside.removeprefix(path)}"
+                break
+        before = before.removesuffix(f"{bert.layers}.").replace("bert.", prefix)
+        return f"{before}{family.layers}.{layer}.{inside}"
+    module, _, kind = name.rpartition(".")
+    inside = name.removeprefix("cls.predictions.")
+    if inside != name:
+        of = next((mine for mine in WORD_HEADS.get(family.decoder, {}) if inside.startswith(mine)), None)
+        return name if of is None else WORD_HEADS[family.decoder][of] + inside.removeprefix(of)
+    if cls is BertForSequenceClassification and family.decoder in CLASSIFIERS:
+        inner, outer = CLASSIFIERS[family.decoder]
+        if module in ("bert.pooler.dense", "classifier"):
+            return f"{inner if 'pooler' in module else outer}.{kind}"
+    return name.replace("bert.", prefix, 1) if cls is not BertModel else name
+
+
+def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
+    """Models of types that differ in more than their names, by a name: those with the weights of a BERT, and an ELECTRA
+    whose embeddings are smaller than its width, with random weights.
+    """
+    models = {name: renamed(model, name) for name in ("roberta", "electra", "distilbert")}
+    small = copy.deepcopy(models["electra"].config)
+    small.embedding_size = small.hidden_size * 2 // 3
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        models["small electra"] = shaken(ElectraForSequenceClassification(small)).eval()
+    return {"bert": model, **models}
 
 
 def as_roberta(model: PreTrainedModel) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from distill.encoders.family import Family, family_of
+from distill.encoders.family import family_of
+from distill.encoders.student.families import Family
 
 
 def selected(
@@ -72,14 +73,16 @@ def output_layer(model: Any) -> str:
 
 
 def word_head(model: Any) -> nn.Module:
-    """The module that maps hidden states to logits of words, in a masked language model."""
-    (head,) = (module for module in model.children() if module is not model.base_model)
-    return head
+    """What maps hidden states to logits of words, in a masked language model."""
+    return nn.Sequential(*map(model.get_submodule, family_of(model).word_head))
 
 
 def embedded(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """The input of the lowest layer, (B, T, width)."""
     inputs = model_inputs(model, batch)
     inputs.pop("attention_mask", None)
-    states: Tensor = model.base_model.get_submodule(family_of(model).embeddings)(**inputs)
+    family, base = family_of(model), model.base_model
+    states: Tensor = base.get_submodule(family.embeddings)(**inputs)
+    if family.embedding(model.config) is not None:
+        states = base.get_submodule(family.embedding_map)(states)
     return states

@@ -9,8 +9,9 @@ from typing import Any
 import transformers
 from transformers import AutoConfig
 
-from distill.encoders.family import FAMILIES, Family, family_of, supported
+from distill.encoders.family import family_of, supported
 from distill.encoders.student import modeling_nas_bert
+from distill.encoders.student.families import FAMILIES, Family
 from distill.encoders.student.modeling_nas import KINDS, classes_of
 
 _CONFIG = AutoConfig.__name__

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from distill.encoders.family import CHANNELS, HEADS, FamilyError, family_of
+from distill.encoders.family import FamilyError, family_of
 from distill.encoders.parts import encoder_layers, evaluating, part, selected
+from distill.encoders.student.families import CHANNELS, HEADS
 
 # The largest difference between hidden states, relative to the largest of them.
 TOLERANCE = 1e-4

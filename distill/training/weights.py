@@ -52,7 +52,7 @@ def check_config(config: Any) -> None:
     bounds = {key: LARGEST[name] for name, key in family.sizes.items()} | {"num_labels": MAX_CLASSES}
     for name, largest in bounds.items():
         value = getattr(config, name, None)
-        _check_whole(name, value, 1, largest)
+        _check_whole(name, value, 0 if name == family.sizes.get("token_types") else 1, largest)
     width, heads = (family.size(config, name) for name in ("width", "heads"))
     if width % heads:
         keys = family.sizes

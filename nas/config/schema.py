@@ -53,7 +53,8 @@ class BaseTable(Table):
         width: of the hidden states.
         heads: attention heads.
         inner: the inner width of the FFNs at expansion 1.
-        embedding: the width of a factorized trigram embedding, as in MobileBERT; None: an ordinary embedding.
+        embedding: the width of a factorized embedding: of trigrams, as in MobileBERT, for students of BERT, and of
+            words for students of ELECTRA; None: an ordinary embedding.
     """
 
     depth: int

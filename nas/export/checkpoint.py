@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from distill.encoders.family import FAMILIES
+from distill.encoders.student.families import FAMILIES
 from distill.encoders.students import CLASSES
 from distill.tasks.types import TaskType, task_type_of
 from distill.training.teacher import labels_of, load_tokenizer

@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from distill.encoders.family import CHANNELS, DECODERS, FAMILIES, HEADS, Family, family_of
+from distill.encoders.family import DECODERS, family_of
 from distill.encoders.student.configuration import attention_experts, is_left_out
+from distill.encoders.student.families import CHANNELS, FAMILIES, HEADS, Family
 from nas.export.checkpoint import ExportError, type_of_head
 from nas.onnx.model import TOLERANCE, padded_batch
 from search_spaces.architecture import Architecture
@@ -34,7 +35,7 @@ def remaining_layers(config: Any) -> list[int]:
 def reason_against(config: Any) -> str:
     """Why a student with this configuration cannot be an ordinary checkpoint of its family; empty if it can."""
     family = FAMILIES[str(family_of(config).students_of)]
-    if getattr(config, "embedding_size", None) is not None:
+    if not family.embedding_size and getattr(config, "embedding_size", None) is not None:
         return "its word embedding is factorized"
     if any(attention_experts(config, layer) > 1 for layer in range(config.num_hidden_layers)):
         return "its attention has experts"
@@ -209,7 +210,7 @@ def _check(student: PreTrainedModel, model: PreTrainedModel) -> None:
     difference = float((actual - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         twice = not all(student.config.ffn[layer]["stack"] for layer in remaining_layers(student.config))
-        epsilon = getattr(student.config, family_of(student).epsilon)
+        epsilon = family_of(student).norm_epsilon(student.config)
         cause = f"layers without an FFN are normalized twice, with the epsilon {epsilon:g}; export it without --as"
         raise ExportError(
             f"--as {model.config.model_type}: the logits differ from the student's by {difference:.2g}: "

@@ -94,7 +94,7 @@ class TableSettings:
         # The teacher's latency does not depend on the folder that it was loaded from.
         teacher = {name: value for name, value in self.teacher.to_dict().items() if name != "_name_or_path"}
         # What the outputs of experts are multiplied by and the noise of training do not change how long it takes.
-        base = asdict(self.base_model.base)
+        base = self.base_model.base.to_json()
         base = {name: value for name, value in base.items() if name not in ("gate_scale", "gate_jitter")}
         models = (base, self.base_model.layers[0].attention.experts, asdict(self.base_model.head), teacher)
         environment = [device_name(self.device), self.number_of_threads, torch.__version__, transformers.__version__]

@@ -120,7 +120,7 @@ def padded_batch(config: Any, sentences: int, tokens: int) -> Batch:
     padding = config.pad_token_id or 0
     ids_BT = torch.randint(config.vocab_size, (sentences, tokens), generator=generator)
     family = family_of(config)
-    types_BT = torch.randint(family.size(config, "token_types"), (sentences, tokens), generator=generator)
+    types_BT = torch.randint(max(1, family.size(config, "token_types")), (sentences, tokens), generator=generator)
     batch = {
         "input_ids": torch.where(mask_BT.bool(), ids_BT, padding),
         "attention_mask": mask_BT,

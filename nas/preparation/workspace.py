@@ -173,6 +173,10 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
             base, graph = config.base.build(teacher.vocab_size), GELU
         except ArchitectureError as error:
             raise ConfigError(str(error)) from None
+        family = family_of(teacher)
+        types = base.token_types if "token_types" in family.sizes else 0
+        trigrams = base.embedding is None or family.embedding_size is None
+        base = replace(base, token_types=types, trigrams=trigrams)
     return replace(base, mismatch=config.space.mismatch), graph
 
 

@@ -74,8 +74,9 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
     valid = [batch["attention_mask"].bool() for batch in batches]
     masks = [_additive_mask(chosen, states.dtype) for chosen, states in zip(valid, hidden, strict=True)]
     tokens = [Tokens(batch["input_ids"], batch["attention_mask"]) for batch in batches]
-    epsilon = getattr(model.config, family.epsilon)
-    norm = model.base_model.get_submodule(family.embeddings_norm)
+    epsilon = family.norm_epsilon(model.config)
+    mapped = family.embedding(model.config) is not None
+    norm = model.base_model.get_submodule(family.embedding_map if mapped else family.embeddings_norm)
     for i, layer in enumerate(encoder_layers(model)):
         left_out = is_left_out(model.config, i)
         solves_attention = bool(calibration.attention_sums) and attention_experts(model.config, i) == 1
@@ -173,15 +174,20 @@ def _solve_attention(output: Any, context_NE: Tensor, x_ND: Tensor, target_ND: T
 
 
 def _solve_norm(
-    norm: nn.LayerNorm, hidden: Sequence[Tensor], valid: Sequence[Tensor], target_ND: Tensor, held_out_N: Tensor
+    norm: nn.LayerNorm | nn.Linear,
+    hidden: Sequence[Tensor],
+    valid: Sequence[Tensor],
+    target_ND: Tensor,
+    held_out_N: Tensor,
 ) -> list[Tensor]:
-    """Solve for the weight and the bias of a LayerNorm whose outputs are `hidden`, in place; returns its new outputs.
+    """Solve for the scale and the bias of the outputs of a LayerNorm, or of the map of the embeddings, which are
+    `hidden`, in place; returns its new outputs.
 
     Attention experts share their LayerNorm, so the outputs of all of them are solved for together.
     """
     x_ND = _of_tokens(hidden, valid)
     factor_D, shift_D = affine_change(x_ND, target_ND.to(x_ND.device), held_out_N.to(x_ND.device))
-    norm.weight.mul_(factor_D)
+    norm.weight.mul_(factor_D if norm.weight.dim() == 1 else factor_D[:, None])
     norm.bias.mul_(factor_D).add_(shift_D)
     return [(states * factor_D + shift_D).to(states.dtype) for states in hidden]
 

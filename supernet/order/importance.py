@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from distill.encoders.family import CHANNELS, HEADS, family_of, family_of_weights
+from distill.encoders.family import family_of, family_of_weights
 from distill.encoders.parts import encoder_layers, part, selected
+from distill.encoders.student.families import CHANNELS, HEADS
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import get_task_type
 from search_spaces.graph import FFNGraph
@@ -68,7 +69,7 @@ def mask_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss
         Of every layer the scores of its heads (heads,) and of its channels (inner,), float64.
     """
     family, layers = family_of(model), encoder_layers(model)
-    heads = [part(layer, family.self_attention).num_attention_heads for layer in layers]
+    heads = [getattr(part(layer, family.self_attention), family.heads_attribute) for layer in layers]
     of_heads = [torch.zeros(count, dtype=torch.float64) for count in heads]
     of_channels = [torch.zeros(layer.ffn[0].project.in_features, dtype=torch.float64) for layer in layers]
     places = {(i, HEADS): (part(layer, family.output), INPUT) for i, layer in enumerate(layers)}

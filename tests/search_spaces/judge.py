@@ -68,6 +68,7 @@ class Judge:
     def output(self, graph: FFNGraph) -> Tensor:
         """The values of the graph's function, (2048, width)."""
         config = SimpleNamespace(
+            model_type="nas_bert",
             hidden_size=self.base.width,
             layer_norm_eps=1e-12,
             hidden_dropout_prob=0.0,

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    BertForTokenClassification,
 )
 from transformers.dynamic_module_utils import get_relative_imports
 
@@ -35,11 +36,13 @@ from supernet.compensation.compensate import compensate
 from supernet.inherit import inherit
 from supernet.order.importance import neuron_importance, sort_channels, summed_loss
 from supernet.pruning import Kept, prune
-from tests.renamed import CLASSES, renamed
+from tests.renamed import CLASSES, comparable, twins
 from tests.tiny import BASE, SIZES, batch, inputs, shaken
 
 HALF = Fraction(1, 2)
 WITH_HEAD = list(CLASSES)[1:]
+# Types that differ in more than their names.
+KINDS = ("roberta", "electra", "distilbert")
 OTHERS = [name for name in supported() if name != "bert"]
 GRAPHS = ("project(gelu(expand(x)))", "project(mul(gelu(expand(x)),gate(x)))", "tanh(project(relu(expand(x))))")
 
@@ -50,7 +53,7 @@ def pair(cls: type = BertForSequenceClassification, depth: int = 3, other: str =
         torch.manual_seed(0)
         config = BertConfig(**{**SIZES, "num_labels": 2, "num_hidden_layers": depth})
         bert = shaken(cls(config)).eval()
-    return [bert, renamed(bert, other)]  # type: ignore[list-item]
+    return list(twins(bert, other))  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -77,7 +80,8 @@ def test_supernets_compute_what_their_teachers_do(cls: type, other: str) -> None
     assert [student.config.model_type for student in students] == ["nas_bert", f"nas_{other}"]
     assert [task_type_of(student) for student in students] == [task_type_of(teacher) for teacher in teachers]
     equal([students[1], teachers[1]])
-    equal(students)
+    if comparable(cls, other):
+        equal(students)
 
 
 def test_classes_are_found_by_their_names() -> None:
@@ -98,7 +102,9 @@ def candidates(models: Sequence[Any], accelerator: Accelerator, layers: Sequence
     result = []
     for teacher in models:
         supernet = from_teacher(teacher, stack=1)
-        scores = neuron_importance(supernet, [batch(6, labels=2)], summed_loss)
+        given = batch(6, labels=2)
+        tags = {**given, "labels": torch.where(given["attention_mask"].bool(), given["input_ids"] % 2, -100)}
+        scores = neuron_importance(supernet, [tags], summed_loss)
         supernet.load_state_dict(sort_channels(supernet.state_dict(), scores, supernet.config))
         base, _ = base_of_teacher(teacher.config)
         architecture = Architecture.of_ffns(base, tuple(layers))
@@ -117,16 +123,19 @@ def candidates(models: Sequence[Any], accelerator: Accelerator, layers: Sequence
         [FFN(expansion=HALF, experts=Experts(2, HALF, routing)) for routing in ("hash", "token_gate", "sentence_gate")],
     ],
 )
-def test_compensated_candidates_are_equal(layers: list[FFN], accelerator: Accelerator) -> None:
-    equal(candidates(pair(), accelerator, layers))
+@pytest.mark.parametrize("other", KINDS)
+def test_compensated_candidates_are_equal(layers: list[FFN], other: str, accelerator: Accelerator) -> None:
+    equal(candidates(pair(BertForTokenClassification, other=other), accelerator, layers))
 
 
-def test_pruned_and_shortened_models_are_equal() -> None:
+@pytest.mark.parametrize("other", KINDS)
+def test_pruned_and_shortened_models_are_equal(other: str) -> None:
     kept = Kept(((0, 2), (), (0, 1, 2, 3)), ((1, 5, 7), (0,), tuple(range(48))))
-    pruned = [prune(teacher, kept) for teacher in pair()]
+    teachers = pair(BertForTokenClassification, other=other)
+    pruned = [prune(teacher, kept) for teacher in teachers]
     equal(pruned)
     equal([some_layers(model, [2, 0]) for model in pruned])
-    equal([some_layers(model, [0, 2]) for model in pair()])
+    equal([some_layers(model, [0, 2]) for model in teachers])
 
 
 def test_experts_of_attention() -> None:
@@ -169,7 +178,8 @@ def test_ordinary_forms_are_equal(cls: type, other: str) -> None:
         )
         ordinary.append(ordinary_form(student.eval(), teacher.config.model_type).model)
         assert type(ordinary[-1]) is type(teacher)
-    equal(ordinary)
+    if comparable(cls, other):
+        equal(ordinary)
 
 
 def test_checkpoints_are_read_back(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Attention with fewer heads than fit into the width, and attention with experts, in layers of BERT's kind.
+"""Attention with fewer heads than fit into the width, and, in layers of BERT's kind, attention with experts.
 
 This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
 """
@@ -12,22 +12,29 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from .dispatch import Tokens
 from .expert_linear import RoutedLinear, is_batched
+from .families import Family
 from .routing import Routing, make_gate
 
 
 class NoSelfAttention(nn.Module):
     """Self-attention without heads: (B, T, width) -> (B, T, 0), and the probabilities (B, 0, T, T) where transformers'
     own attention returns any, so that `output_attentions` has an entry for every layer.
+
+    Args:
+        output: the name of its output projection, in families where that is a part of it.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, output: str = "") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.output = config, output
 
     def forward(self, hidden_states: Tensor, *unused: Any, **settings: Any) -> tuple[Tensor, Tensor | None]:
         rows, tokens, _ = hidden_states.shape
         returned = self.config._attn_implementation == "eager"
-        return hidden_states[..., :0], hidden_states.new_empty(rows, 0, tokens, tokens) if returned else None
+        context = hidden_states[..., :0]
+        if self.output:
+            context = self.get_submodule(self.output)(context)
+        return context, hidden_states.new_empty(rows, 0, tokens, tokens) if returned else None
 
 
 class Bias(nn.Module):
@@ -41,16 +48,21 @@ class Bias(nn.Module):
         return self.bias.expand(*context_BT0.shape[:-1], -1)
 
 
-def keep_heads(attention: Any, heads: int, config: Any) -> None:
-    """Give an attention of the family this number of heads, each of which keeps its size."""
-    inner, width = attention.self, config.hidden_size
+def keep_heads(layer: Any, family: Family, heads: int, config: Any) -> None:
+    """Give the attention of a layer this number of heads, each of which keeps its size."""
+    width = config.hidden_size
     if not heads:
-        attention.self, attention.output.dense = NoSelfAttention(config), Bias(width)
+        path = family.self_attention + "."
+        inside = family.output.removeprefix(path) if family.output.startswith(path) else ""
+        layer.set_submodule(family.self_attention, NoSelfAttention(config, inside))
+        layer.set_submodule(family.output, Bias(width))
         return
-    inner.num_attention_heads, inner.all_head_size = heads, heads * inner.attention_head_size
-    for name in ("query", "key", "value"):
-        setattr(inner, name, nn.Linear(width, inner.all_head_size))
-    attention.output.dense = nn.Linear(inner.all_head_size, width)
+    inner, channels = layer.get_submodule(family.self_attention), heads * (width // config.num_attention_heads)
+    setattr(inner, family.heads_attribute, heads)
+    inner.all_head_size = channels
+    for path in (family.query, family.key, family.value):
+        layer.set_submodule(path, nn.Linear(width, channels))
+    layer.set_submodule(family.output, nn.Linear(channels, width))
 
 
 class ExpertSelfAttention:

@@ -7,6 +7,8 @@ nothing else of this project.
 from dataclasses import dataclass
 from typing import Any
 
+from .families import FAMILIES
+
 # The version of the meaning of these attributes: increase it when an older reader would compute something else.
 # Checkpoints of before it was recorded are of version 1.
 VERSION = 1
@@ -72,9 +74,11 @@ def configuration_fault(config: Any) -> str:
             f"config.ffn describes {len(config.ffn or ())} layers but num_hidden_layers is {layers}: build the "
             "configuration from an architecture"
         )
-    experts = config.attention_experts
+    experts, family = config.attention_experts, FAMILIES[config.model_type]
     if isinstance(experts, list) and len(experts) != layers:
         return f"config.attention_experts must be a number, or a list of {layers} of them, not {experts!r}"
+    if experts != 1 and not family.attention_experts:
+        return f"config.attention_experts must be 1 in a model of type {config.model_type!r}, not {experts!r}"
     if heads is not None:
         most = config.num_attention_heads
         if (
@@ -91,15 +95,12 @@ def configuration_fault(config: Any) -> str:
     if (rank := config.embedding_rank) is not None:
         if type(rank) is not int or not 0 < rank < config.hidden_size:
             return f"config.embedding_rank must be a whole number from 1 to {config.hidden_size - 1}, not {rank!r}"
-        if getattr(config, "embedding_size", None) is not None:
+        if getattr(config, "embedding_size", None) not in (None, config.hidden_size):
             return (
                 f"config.embedding_rank must be None, not {rank}, as embedding_size already makes the embedding smaller"
             )
-    if is_routed(config) and config.chunk_size_feed_forward:
-        return (
-            f"chunk_size_feed_forward is {config.chunk_size_feed_forward}: layers of experts process whole sentences, "
-            "so it must be 0"
-        )
+    if is_routed(config) and (chunk := getattr(config, "chunk_size_feed_forward", 0)):
+        return f"chunk_size_feed_forward is {chunk}: layers of experts process whole sentences, so it must be 0"
     return ""
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from .dispatch import Dispatch, Tokens, put, take, weighted
 from .expert_linear import ExpertLinear, is_batched
+from .families import FAMILIES
 from .routing import Routing, router_class
 
 # The operations of `search_spaces.operations.OPERATIONS` that are not linear maps. The model's configuration chooses
@@ -95,8 +96,9 @@ class FFNBlock(nn.Module):
         self.router = None
         if experts is not None and router_class(experts).reads_hidden_states:
             self.router = router_class(experts)(experts, config, is_batched(config.hidden_size, inner))
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        family = FAMILIES[config.model_type]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=family.norm_epsilon(config))
+        self.dropout = nn.Dropout(getattr(config, family.dropouts[0]))
 
     def f(self, x: Tensor, *dispatch: Dispatch) -> Tensor:
         """The graph's function: (..., width) -> (..., width). With experts, on slots (S, width) and with their

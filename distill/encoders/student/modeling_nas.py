@@ -1,4 +1,4 @@
-"""Students of encoder families of BERT's kind: the classes of transformers with the mixins of `student`. They are made
+"""Students of encoder families: the classes of transformers with the mixins of `student`. They are made
 when they are asked for: `NasRobertaModel` is a subclass of `RobertaModel`, and likewise for the other families, heads,
 configurations and layers.
 
@@ -18,6 +18,7 @@ from .configuration import StudentConfig
 from .dispatch import Tokens  # noqa: F401
 from .embedding import LowRankEmbedding  # noqa: F401
 from .expert_linear import ExpertLinear  # noqa: F401
+from .families import FAMILIES
 from .ffn import FFNBlock  # noqa: F401
 from .routing import Router  # noqa: F401
 from .student import Student, StudentLayer, with_mixin
@@ -63,7 +64,9 @@ def __getattr__(name: str) -> Any:
         ending = name.removeprefix(f"Nas{prefix}")
         if ending in KINDS.values():
             return next(cls for cls in classes_of(prefixes[prefix]).values() if cls.__name__ == name)
-        if ending in ("Layer", "SelfAttention"):
-            parent = getattr(sys.modules[getattr(transformers, f"{prefix}Model").__module__], prefix + ending)
-            return with_mixin(StudentLayer if ending == "Layer" else ExpertSelfAttention, parent)
+    for model_type in FAMILIES:
+        if model_type in CONFIG_MAPPING_NAMES:
+            model = getattr(transformers, CONFIG_MAPPING_NAMES[model_type].removesuffix("Config") + "Model")
+            if (own := vars(sys.modules[model.__module__]).get(name.removeprefix("Nas"))) is not None:
+                return with_mixin(ExpertSelfAttention if name.endswith("SelfAttention") else StudentLayer, own)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

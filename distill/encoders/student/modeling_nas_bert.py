@@ -27,6 +27,7 @@ from .configuration import StudentConfig
 from .dispatch import Tokens, put, take, weighted
 from .embedding import LowRankEmbedding  # noqa: F401
 from .expert_linear import ExpertLinear, is_batched
+from .families import Family  # noqa: F401
 from .ffn import FFNBlock  # noqa: F401
 from .modeling_nas import classes_of  # noqa: F401  # the module of layers' classes
 from .routing import make_gate

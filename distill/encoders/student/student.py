@@ -20,6 +20,7 @@ from .configuration import attention_experts, configuration_fault, is_left_out, 
 from .dispatch import Tokens
 from .embedding import LowRankDecoder, LowRankEmbedding
 from .expert_linear import ExpertLinear, is_batched
+from .families import FAMILIES
 from .ffn import EXPORTED_OPERATIONS, FFNBlock
 from .routing import EXPORTED_ROUTERS, GateRouter, TableRouter, router_class
 
@@ -38,29 +39,33 @@ def adopt(module: Any, mixin: Any) -> None:
 
 
 class StudentLayer:
-    """A mixin for a layer of BERT's kind, whose FFN becomes a stack of `FFNBlock`s; with none, the layer's output is
-    its attention's. Without heads either, the layer is left out: its output is its input.
+    """A mixin for a layer whose FFN becomes a stack of `FFNBlock`s; with none, the layer's output is its attention's.
+    Without heads either, the layer is left out: its output is its input.
     """
 
     attention: Any
-    intermediate: Any
-    output: Any
     router: Any
     ffn: nn.ModuleList
+    get_submodule: Any
 
     def replace_attention(self, config: Any, number: int) -> None:
         """Give the attention of the layer of this number the heads or the experts of the configuration."""
+        self.model_type = config.model_type
+        family = FAMILIES[config.model_type]
         if is_left_out(config, number):
-            self.attention = None
+            for path in (family.attention, family.attention_norm):
+                setattr(self, _first(path), None)
         elif (experts := attention_experts(config, number)) > 1:
             adopt(self.attention.self, ExpertSelfAttention)
             self.attention = ExpertAttention(self.attention, experts, config)
         elif config.attention_heads is not None:
-            keep_heads(self.attention, config.attention_heads[number], config)
+            keep_heads(self, family, config.attention_heads[number], config)
 
     def replace_ffn(self, config: Any, number: int) -> None:
         """Replace the FFN of the layer of this number."""
-        del self.intermediate, self.output
+        own = FAMILIES[str(FAMILIES[config.model_type].students_of)]
+        for name in {_first(path) for path in (own.expand, own.project, own.norm)}:
+            delattr(self, name)
         layer = config.ffn[number]
         experts = layer.get("experts")
         self.router = None
@@ -75,6 +80,9 @@ class StudentLayer:
         if isinstance(self.attention, ExpertAttention):
             kwargs["tokens"] = tokens
         hidden_BTD: Tensor = self.attention(hidden_states, attention_mask, **kwargs)[0]
+        family = FAMILIES[self.model_type]
+        if family.adds_residuals:
+            hidden_BTD = self.get_submodule(family.attention_norm)(hidden_BTD + hidden_states)
         return hidden_BTD
 
     def forward(
@@ -88,7 +96,7 @@ class StudentLayer:
         """As the family's layer, unless it is left out; a model with experts passes `tokens`."""
         if self.attention is None:
             return hidden_states
-        if tokens is None:
+        if tokens is None and not FAMILIES[self.model_type].adds_residuals:
             return super().forward(hidden_states, attention_mask, *unused, **kwargs)  # type: ignore[misc]
         hidden_BTD = self.attend(hidden_states, attention_mask, tokens, **kwargs)
         routing = None if self.router is None else self.router(hidden_BTD, tokens)
@@ -96,11 +104,20 @@ class StudentLayer:
             hidden_BTD = block(hidden_BTD, tokens, routing)
         return hidden_BTD
 
-    def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
-        hidden_BTD = attention_output
+    # The layer's own forward calls these in place of the two modules of its FFN.
+
+    def intermediate(self, attention_output: Tensor) -> Tensor:
+        return attention_output
+
+    def output(self, hidden_BTD: Tensor, attention_output: Tensor) -> Tensor:
         for block in self.ffn:
             hidden_BTD = block(hidden_BTD)
         return hidden_BTD
+
+
+def _first(path: str) -> str:
+    """The first name of a path in a layer."""
+    return path.partition(".")[0]
 
 
 def _with_tokens(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -133,12 +150,12 @@ class Student:
     config: Any
     base_model: Any
     base_model_prefix: str
-    encoder: Any
     init_weights: Any
     modules: Any
     register_forward_pre_hook: Any
     _no_split_modules: Any
     _tied_weights_keys: Any
+    get_submodule: Any
     get_input_embeddings: Any
     set_input_embeddings: Any
     all_tied_weights_keys: Any
@@ -172,8 +189,8 @@ class Student:
             self.replace_decoder()
             return
         if self.config.embedding_rank is not None:
-            words, config = self.get_input_embeddings(), self.config
-            sizes = words.num_embeddings, config.embedding_rank, config.hidden_size
+            words = self.get_input_embeddings()
+            sizes = words.num_embeddings, self.config.embedding_rank, words.embedding_dim
             self.set_input_embeddings(LowRankEmbedding(*sizes, words.padding_idx))
         if is_routed(self.config):
             self.register_forward_pre_hook(_with_tokens, with_kwargs=True)
@@ -190,7 +207,7 @@ class Student:
         config, tied = self.config, self._tied_weights_keys or {}
         if config.embedding_rank is None or not config.tie_word_embeddings:
             return
-        words = f"{self.base_model_prefix}.embeddings.word_embeddings"
+        words = f"{self.base_model_prefix}.{FAMILIES[config.model_type].words}"
         decoders = [target.removesuffix(".weight") for target, source in tied.items() if source == f"{words}.weight"]
         maps = {f"{decoder}.map.weight": f"{words}.map.weight" for decoder in decoders}
         for decoder in decoders:
@@ -201,8 +218,8 @@ class Student:
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The layers of a base model of BERT's kind."""
-        layers: nn.ModuleList = self.encoder.layer
+        """The layers of a base model."""
+        layers: nn.ModuleList = self.get_submodule(FAMILIES[self.config.model_type].layers)
         return layers
 
     @classmethod

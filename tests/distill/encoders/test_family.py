@@ -17,13 +17,14 @@ from transformers import (
     RobertaConfig,
 )
 
-from distill.encoders.family import CHANNELS, FAMILIES, HEADS, FamilyError, family_of, supported
+from distill.encoders.family import FamilyError, family_of, supported
 from distill.encoders.parts import embedded, encoder_layers, model_inputs, output_layer, word_head
+from distill.encoders.student.families import CHANNELS, FAMILIES, HEADS
 from distill.encoders.verify import verify
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
 from distill.tasks.types import QUESTION_ANSWERING
 from distill.training.teacher import locate
-from tests.renamed import CLASSES, as_roberta, renamed
+from tests.renamed import CLASSES, as_roberta, comparable, renamed, twins
 from tests.tiny import SIZES, batch, bert, inputs, shaken
 
 WITH_HEAD = list(CLASSES)[1:]
@@ -42,8 +43,7 @@ def model(cls: type, **settings: Any) -> PreTrainedModel:
 @pytest.mark.parametrize("other", OTHERS)
 def test_renamed_weights_compute_the_same(cls: type, attention: str, other: str) -> None:
     needs = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
-    given = model(cls)
-    both = (given, renamed(given, other))
+    both = twins(model(cls), other)
     for one in both:
         one.set_attn_implementation(attention)
     mine, theirs = (run(one, batch(), needs) for one in both)
@@ -63,7 +63,7 @@ def test_renamed_weights_compute_the_same(cls: type, attention: str, other: str)
     real = {2: slice(None), 3: real_BT}[mine.logits.dim()]
     if mine.task_type == QUESTION_ANSWERING:
         real = real_BT[:, None].expand(-1, 2, -1)
-    assert torch.equal(mine.logits[real], theirs.logits[real])
+    assert torch.equal(mine.logits[real], theirs.logits[real]) == comparable(cls, other)
     for one in both:
         first = run(one, batch(), frozenset({HIDDEN_STATES})).hidden_states[0]
         assert torch.equal(embedded(one, batch()), first)
@@ -81,7 +81,7 @@ def test_the_parts_are_transformers_own(cls: type) -> None:
         assert {f"{prefix}0.{name}" for name in names} <= set(one.state_dict())
         for name, (unit, dimension) in family.slices().items():
             size = layers[0].get_parameter(name).shape[dimension]
-            assert size == {CHANNELS: one.config.intermediate_size, HEADS: one.config.hidden_size}[unit]
+            assert size == {CHANNELS: family.size(one.config, "inner"), HEADS: one.config.hidden_size}[unit]
 
 
 def test_the_head() -> None:
@@ -92,7 +92,7 @@ def test_the_head() -> None:
     }.items():
         given = model(cls)
         assert (output_layer(given), output_layer(as_roberta(given))) == places
-    for one in (model(BertForMaskedLM), as_roberta(model(BertForMaskedLM))):
+    for one in (model(BertForMaskedLM), *(renamed(model(BertForMaskedLM), other) for other in OTHERS)):
         states = one.base_model(**inputs(batch())).last_hidden_state
         assert torch.equal(word_head(one)(states), one(**inputs(batch())).logits)
 
@@ -141,4 +141,6 @@ def test_real_weights() -> None:
     real_BT = tokens["attention_mask"].bool()
     for one in (bert, *(renamed(bert, other) for other in OTHERS)):
         verify(one, "MiniLM")
-        assert torch.equal(one(**tokens).last_hidden_state[real_BT], bert(**tokens).last_hidden_state[real_BT])
+        difference = (one(**tokens).last_hidden_state - bert(**tokens).last_hidden_state)[real_BT].abs().max()
+        # Where there are no segments, another sum of embeddings is rounded.
+        assert difference <= (0 if "token_types" in family_of(one).sizes else 3e-6)

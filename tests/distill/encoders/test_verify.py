@@ -12,13 +12,13 @@ from distill.encoders import family as families
 from distill.encoders.family import FamilyError
 from distill.encoders.verify import verify
 from distill.training.teacher import load_model
-from tests.renamed import as_roberta
+from tests.renamed import of_every_kind
 from tests.tiny import batch, bert, inputs
 
 
 @pytest.mark.parametrize("changes", [{}, {"hidden_act": "relu"}, {"intermediate_size": 3}, {"num_attention_heads": 1}])
 def test_encoders_of_a_family_pass(changes: dict[str, Any]) -> None:
-    for model in (bert(1, **changes), as_roberta(bert(1, **changes))):
+    for model in of_every_kind(bert(1, **changes)).values():
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         expected = model(**inputs(batch())).logits
         model.train()

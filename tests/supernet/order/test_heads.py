@@ -1,5 +1,6 @@
 """The order of attention heads and their predicted losses, against explicit regressions."""
 
+from dataclasses import replace
 from statistics import mean
 
 import numpy as np
@@ -8,14 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distill.encoders.family import family_of
+from distill.encoders.parts import encoder_layers, part
 from search_spaces import GELU, Architecture
-from supernet.build import build
+from supernet.build import base_of_teacher, build
 from supernet.order.importance import sort_heads, summed_loss
 from supernet.order.moments import Moments, MomentsError, attention_moments, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
 from supernet.order.prediction import predicted_losses_of_heads
 from supernet.order.reconstruction import forward_selection_of_heads
-from tests.renamed import as_roberta
+from tests.renamed import of_every_kind
 from tests.supernet.order.test_reconstruction import random_moments, remaining
 from tests.tiny import BASE, batch, bert, inputs, shaken
 
@@ -23,11 +26,15 @@ BATCHES = [batch(12, 12, seed=seed) for seed in range(6)]
 HEADS, SIZE = BASE.heads, BASE.width // BASE.heads
 
 
-@pytest.fixture(params=["bert", "roberta"])
+TEACHERS = of_every_kind(bert())
+
+
+@pytest.fixture(params=TEACHERS)
 def model(request: pytest.FixtureRequest) -> nn.Module:
-    template = as_roberta(bert()).config if request.param == "roberta" else None
+    template = TEACHERS[request.param].config
+    base = replace(base_of_teacher(template)[0], depth=BASE.depth)
     torch.manual_seed(0)
-    return shaken(build(Architecture.uniform(BASE, GELU, 2), num_labels=3, template=template)).eval()
+    return shaken(build(Architecture.uniform(base, GELU, 2), num_labels=3, template=template)).eval()
 
 
 def order_inputs(model: nn.Module, seed: int = 0) -> OrderInputs:
@@ -36,8 +43,8 @@ def order_inputs(model: nn.Module, seed: int = 0) -> OrderInputs:
 
 def attended(model: nn.Module, layer: int) -> tuple[Tensor, Tensor, Tensor]:
     """The inputs of a layer, of its output projection and the map's outputs, (N, ...), of all tokens of the batches."""
-    own, kept = model.base_model.encoder.layer[layer], []
-    output_map = own.attention.output.dense
+    own, kept = encoder_layers(model)[layer], []
+    output_map = part(own, family_of(model).output)
     hooks = [own.register_forward_pre_hook(lambda _, given: kept.append([given[0]]))]
     hooks.append(output_map.register_forward_hook(lambda _, given, out: kept[-1].extend((given[0], out))))
     with torch.no_grad():
@@ -92,7 +99,7 @@ def test_moments_are_those_of_the_output_map(model: nn.Module) -> None:
     torch.testing.assert_close(found.covariance_EE, torch.cov(context.double().t(), correction=0), rtol=1e-3, atol=1e-5)
     exact, tokens = torch.zeros(BASE.width, BASE.width, dtype=torch.float64), 0
     seen: list[Tensor] = []
-    output_map = model.base_model.encoder.layer[1].attention.output.dense
+    output_map = part(encoder_layers(model)[1], family_of(model).output)
     output_map.register_forward_hook(lambda _, given, out: seen.append(out))
     for one in BATCHES:
         log_probabilities = F.log_softmax(model(**inputs(one)).logits, dim=-1)
@@ -116,16 +123,17 @@ def test_sorting_by_any_order_leaves_the_function(name: str, model: nn.Module) -
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     model.load_state_dict(sort_heads(model.state_dict(), scores, model.config))
     torch.testing.assert_close(model(**inputs(BATCHES[0])).logits, expected, rtol=1e-4, atol=1e-5)
-    for number, (layer, of_layer) in enumerate(zip(model.base_model.encoder.layer, scores, strict=True)):
+    family = family_of(model)
+    for number, (layer, of_layer) in enumerate(zip(encoder_layers(model), scores, strict=True)):
         rows = channels_of(of_layer.argsort(descending=True, stable=True).tolist(), SIZE)
-        key = f"{model.base_model_prefix}.encoder.layer.{number}.attention.self.value.bias"
-        assert torch.equal(layer.attention.self.value.bias, before[key][rows])
+        key = f"{model.base_model_prefix}.{family.layers}.{number}.{family.value}.bias"
+        assert torch.equal(part(layer, family.value).bias, before[key][rows])
 
 
 def test_each_is_what_its_name_says(model: nn.Module) -> None:
-    attention = model.base_model.encoder.layer[1].attention
+    layer, family = encoder_layers(model)[1], family_of(model)
     scores = {name: order.heads(order_inputs(model))[1] for name, order in ORDERS.items()}
-    value, output = attention.self.value.weight, attention.output.dense.weight
+    value, output = part(layer, family.value).weight, part(layer, family.output).weight
     norms = [value[rows].norm() * output[:, rows].norm() for rows in (channels_of([h], SIZE) for h in range(HEADS))]
     torch.testing.assert_close(scores["magnitude"], torch.stack(norms))
     moments = attention_moments(model, BATCHES, sampled_loss(0))[1]
@@ -136,7 +144,7 @@ def test_each_is_what_its_name_says(model: nn.Module) -> None:
     # The derivative of the loss with respect to a factor of a head's output, sample by sample.
     factor = torch.ones(HEADS, requires_grad=True)
     scale = lambda _, given: (given[0] * factor.repeat_interleave(SIZE),)  # noqa: E731
-    attention.output.dense.register_forward_pre_hook(scale)
+    part(layer, family.output).register_forward_pre_hook(scale)
     importance = torch.zeros(HEADS)
     for given in BATCHES:
         for row in range(len(given["labels"])):

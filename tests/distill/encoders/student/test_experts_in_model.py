@@ -147,7 +147,12 @@ def test_every_block_of_every_layer_token_by_token(kind: str) -> None:
         layer.attention.register_forward_hook(lambda _module, _inputs, output: recorded.append(output[0]))
     states = model(**features, output_hidden_states=True).hidden_states
     narrow = SimpleNamespace(
-        hidden_size=BASE.width, layer_norm_eps=1e-12, hidden_dropout_prob=0.0, gelu="tanh", mismatch="narrow"
+        model_type="nas_bert",
+        hidden_size=BASE.width,
+        layer_norm_eps=1e-12,
+        hidden_dropout_prob=0.0,
+        gelu="tanh",
+        mismatch="narrow",
     )
     layers = zip(model.bert.encoder.layer, model.config.ffn, recorded, states[1:], strict=True)
     for layer, entry, state_BTD, after_BTD in layers:

@@ -44,7 +44,13 @@ def make_block(
     graph: FFNGraph, inner: int, mismatch: str = "narrow", gelu: str = "tanh", experts: dict[str, Any] | None = None
 ) -> FFNBlock:
     config = SimpleNamespace(
-        hidden_size=WIDTH, layer_norm_eps=1e-3, hidden_dropout_prob=0.1, gelu=gelu, mismatch=mismatch, **ROUTED
+        model_type="nas_bert",
+        hidden_size=WIDTH,
+        layer_norm_eps=1e-3,
+        hidden_dropout_prob=0.1,
+        gelu=gelu,
+        mismatch=mismatch,
+        **ROUTED,
     )
     program = [[node.op, list(node.inputs)] for node in graph.nodes[1:]]
     block = FFNBlock(program, graph.widths(WIDTH, inner, mismatch), inner, config, experts)

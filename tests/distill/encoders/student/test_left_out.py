@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
+from distill.encoders.parts import encoder_layers
 from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
 from search_spaces.cost import layer_params
 from supernet.build import base_of_teacher, build
-from tests.renamed import as_roberta
+from tests.renamed import of_every_kind
 from tests.tiny import batch, bert, inputs, shaken
 
-TEACHERS = {"bert": bert(num_hidden_layers=4)}
-TEACHERS["roberta"] = as_roberta(TEACHERS["bert"])
+TEACHERS = of_every_kind(bert(num_hidden_layers=4))
 HALF = Fraction(1, 2)
 
 
@@ -38,8 +38,7 @@ def test_its_output_is_its_input(family: str, routed: bool) -> None:
     model, architecture = student(family, routed)
     states = model(**inputs(batch()), output_hidden_states=True).hidden_states
     assert [torch.equal(*pair) for pair in pairwise(states)] == [False, True, False, True]
-    layers = model.base_model.encoder.layer
-    for layer, own in zip(layers, architecture.layers, strict=True):
+    for layer, own in zip(encoder_layers(model), architecture.layers, strict=True):
         size = sum(parameter.numel() for parameter in layer.parameters())
         assert size == layer_params(architecture.base, own) and (size == 0) == own.left_out
 

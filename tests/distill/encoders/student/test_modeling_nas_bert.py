@@ -20,7 +20,7 @@ from distill.tasks.types import TASK_TYPES
 from search_spaces import FFN, Architecture, Attention, Embedding, Experts, FFNGraph, Layer, cost
 from supernet.build import base_of_teacher, build
 from tests.commands import output_elsewhere
-from tests.renamed import as_roberta
+from tests.renamed import of_every_kind
 from tests.tiny import BASE, architectures, batch, bert, inputs, shaken
 
 LABELS = 3
@@ -213,11 +213,16 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
         "no FFNs": Architecture.uniform(BASE, stack=0),
     }
     models |= {name: shaken(build(own, num_labels=LABELS)).eval() for name, own in architectures.items()}
-    roberta = as_roberta(bert(labels=2)).config
+    teachers = of_every_kind(bert(labels=2))
+    roberta = teachers["roberta"].config
     layers = (FFN(expansion=half, experts=Experts(2, half, "token_gate")), FFN(stack=2))
     own = Architecture.of_ffns(base_of_teacher(roberta)[0], layers)
     without = replace(own, layers=(own.layers[0], Layer(Attention(0), FFN(stack=0))))
     models["roberta, left out"] = shaken(build(without, template=roberta)).eval()
+    for name in ("small electra", "distilbert"):
+        template = teachers[name].config
+        different = replace(without, base=base_of_teacher(template)[0])
+        models[name] = shaken(build(different, template=template)).eval()
     lower = replace(own, embedding=Embedding(6))
     for name, template in (("low words", None), ("roberta-low words", roberta)):
         models[name] = shaken(build(lower, TASK_TYPES["masked_lm"], template=template)).eval()
@@ -228,7 +233,7 @@ def test_checkpoints_load_where_the_project_is_not_installed(tmp_path: Path) -> 
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
         save_file(results(model, batch()), tmp_path / name / "expected.safetensors")
-        modules = {"modeling_nas"} if name.startswith("roberta") else {"modeling_nas", "modeling_nas_bert"}
+        modules = {"modeling_nas"} | ({"modeling_nas_bert"} if model.config.model_type == "nas_bert" else set())
         assert {path.stem for path in (tmp_path / name).glob("*.py")} == SHARED | modules
     assert json.loads(output_elsewhere(STRANGER, folder=tmp_path)) == dict.fromkeys(models, 0)
 

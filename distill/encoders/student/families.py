@@ -1,0 +1,244 @@
+"""Where the parts of encoders are, by the `model_type` of transformers.
+
+Everything that reads or changes a part of a model, a name of its state dict or a key of its configuration asks its
+family. To support another one of a known kind, add its row to `FAMILIES`.
+
+This file ships inside exported checkpoints, so it imports nothing else of this project.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+# What the dimensions of tensors that candidates slice consist of: inner channels of an FFN, and attention heads.
+CHANNELS, HEADS = "channels", "heads"
+# The sizes of BERT's configuration, see `Family.sizes`.
+SIZES = {
+    "depth": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "inner": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+    "token_types": "type_vocab_size",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Where the parts of an encoder are. Paths are relative to the base model or, where it says "in a layer", to one of
+    its layers. A student's paths in its FFN contain "{}", the number of the block.
+
+    Attributes:
+        model_type: as in a configuration.
+        layers: the list of layers.
+        embeddings: the module with all embeddings; `embeddings_norm` is its LayerNorm.
+        words: the word embedding; in a student of lower rank, its child `word_map` follows the table.
+        expand, activation, project: the three modules of the FFN, in a layer. Any module that maps the model's width to
+            itself can replace the FFN: it takes the place of `expand`, and identities those of the other two. A student
+            has no `activation`.
+        norm: the LayerNorm after the residual connection of the FFN, in a layer.
+        adds_residuals: whether the layer itself adds the inputs of attention and FFN to what they return, and
+            normalizes the sums; otherwise modules below it do.
+        attention: in a layer, the module with the attention. `attention_norm` is the LayerNorm of its residual
+            connection.
+        self_attention: in a layer, the module that is passed to transformers' attention functions.
+        query, key, value, output: the linear maps of the attention, in a layer.
+        heads_attribute: the attribute of `self_attention` with the number of heads.
+        attention_experts: whether students may have attention with experts.
+        word_head: the modules of a masked language model that map hidden states to logits of words, relative to the
+            model; the last one is, or contains, the output embedding `decoder`.
+        sizes: field of `search_spaces.base.Base` -> key of the configuration.
+        activation_key: the configuration's key of the activation.
+        dropouts: its keys of the dropout in layers, that after the FFN first.
+        head_dropout: its key of the dropout before a classifier of sentences.
+        epsilon: its key of LayerNorm's epsilon, or the epsilon of all models.
+        other_keys: other keys of the configuration that a student takes from its teacher.
+        embedding_size: its key of the size of the embeddings where the linear map `embedding_map` brings their
+            normalized sum to the width of the model, unless that is its size.
+        positions_after_padding: whether the first token has the position pad_token_id + 1, so that the rows before it
+            in the table of positions are not for tokens.
+        students_of: if this is the family of our own students, the `model_type` of the encoders that they learn from;
+            otherwise None.
+    """
+
+    model_type: str
+    layers: str = "encoder.layer"
+    embeddings: str = "embeddings"
+    embeddings_norm: str = "embeddings.LayerNorm"
+    words: str = "embeddings.word_embeddings"
+    word_map: str = "embeddings.word_embeddings.map"
+    expand: str = "intermediate.dense"
+    activation: str | None = "intermediate.intermediate_act_fn"
+    project: str = "output.dense"
+    norm: str = "output.LayerNorm"
+    adds_residuals: bool = False
+    attention: str = "attention"
+    attention_norm: str = "attention.output.LayerNorm"
+    self_attention: str = "attention.self"
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    output: str = "attention.output.dense"
+    heads_attribute: str = "num_attention_heads"
+    attention_experts: bool = True
+    word_head: tuple[str, ...] = ("cls",)
+    decoder: str = "cls.predictions.decoder"
+    sizes: Mapping[str, str] = field(default_factory=lambda: SIZES, hash=False)
+    activation_key: str = "hidden_act"
+    dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    head_dropout: str = "classifier_dropout"
+    epsilon: str | float = "layer_norm_eps"
+    other_keys: tuple[str, ...] = ()
+    embedding_size: str | None = None
+    embedding_map: str = "embeddings_project"
+    positions_after_padding: bool = False
+    students_of: str | None = None
+
+    def students(self) -> "Family":
+        """The family of the students of this one, whose FFNs are stacks of blocks."""
+        return replace(
+            self,
+            model_type=f"nas_{self.model_type}",
+            students_of=self.model_type,
+            expand="ffn.{}.expand",
+            activation=None,
+            project="ffn.{}.project",
+            norm="ffn.{}.LayerNorm",
+        )
+
+    @cached_property
+    def _in_layer(self) -> re.Pattern[str]:
+        return re.compile(rf"((?:.*\.)?{re.escape(self.layers)}\.)(\d+)\.(.+)")
+
+    def split(self, name: str) -> tuple[str, int, str] | None:
+        """What stands before the number of the layer in the name of a parameter, this number, and the name in the
+        layer; None for a parameter outside of layers.
+        """
+        match = self._in_layer.fullmatch(name)
+        return (match[1], int(match[2]), match[3]) if match else None
+
+    def prefix(self, names: Iterable[str]) -> str:
+        """What stands before the number of the layer in the names of a state dict."""
+        return next(parts[0] for name in names if (parts := self.split(name)))
+
+    def slices(self, block: int = 0) -> dict[str, tuple[str, int]]:
+        """The tensors of a dense layer that have a dimension of channels (of this block of a student) or of heads: the
+        name in the layer -> `CHANNELS` or `HEADS`, and the number of the dimension.
+
+        The dimension of `project` is as wide as the value that it is applied to, which in a student's graph may have
+        fewer or more channels than `expand`.
+        """
+        inner = [self.expand] + ([self.expand.replace("expand", "gate")] if self.students_of else [])
+        maps = [
+            *((path.format(block), CHANNELS, 0) for path in inner),
+            (self.project.format(block), CHANNELS, 1),
+            *((path, HEADS, 0) for path in (self.query, self.key, self.value)),
+            (self.output, HEADS, 1),
+        ]
+        result = {f"{path}.weight": (unit, dimension) for path, unit, dimension in maps}
+        return result | {f"{path}.bias": (unit, 0) for path, unit, dimension in maps if dimension == 0}
+
+    def renamed(self, other: "Family", name: str) -> str:
+        """The name that a parameter of this family has in a model of `other`, where one of the two is the family of the
+        other's students. A teacher's FFN corresponds to the lowest block of a student.
+        """
+        parts = self.split(name)
+        if parts is None:
+            return name
+        prefix, layer, inside = parts
+        for mine, theirs in ((self.expand, other.expand), (self.project, other.project), (self.norm, other.norm)):
+            path = mine.format(0) + "."
+            if inside.startswith(path):
+                inside = f"{theirs.format(0)}.{inside.removeprefix(path)}"
+                break
+        return f"{prefix}{layer}.{inside}"
+
+    def size(self, config: Any, name: str) -> int:
+        """The size in a configuration that is the field `name` of `Base`; 0 if the family has no such tables."""
+        return int(getattr(config, self.sizes[name])) if name in self.sizes else 0
+
+    def embedding(self, config: Any) -> int | None:
+        """The size of embeddings that are mapped to the width of the model; None if they are not."""
+        size = getattr(config, self.embedding_size) if self.embedding_size else None
+        return None if size == self.size(config, "width") else size
+
+    def norm_epsilon(self, config: Any) -> float:
+        """The epsilon of the LayerNorms of a model with this configuration."""
+        return float(getattr(config, self.epsilon) if isinstance(self.epsilon, str) else self.epsilon)
+
+    def positions(self, config: Any) -> int:
+        """The largest number of tokens of a sentence."""
+        before = (config.pad_token_id or 0) + 1 if self.positions_after_padding else 0
+        return self.size(config, "positions") - before
+
+    def inputs(self, config: Any) -> tuple[str, ...]:
+        """The tensors of a batch that a model takes. Segment ids are left out if there is only one."""
+        segments = ("token_type_ids",) if self.size(config, "token_types") > 1 else ()
+        return ("input_ids", "attention_mask", *segments)
+
+    @property
+    def kept_keys(self) -> tuple[str, ...]:
+        """The keys of the configuration that a student takes from its teacher."""
+        epsilon = (self.epsilon,) if isinstance(self.epsilon, str) else ()
+        return (*self.dropouts, self.head_dropout, *epsilon, *self.other_keys)
+
+
+_BERT = Family(model_type="bert")
+_ROBERTA = replace(
+    _BERT,
+    model_type="roberta",
+    positions_after_padding=True,
+    word_head=("lm_head",),
+    decoder="lm_head.decoder",
+)
+_DISTILBERT = Family(
+    model_type="distilbert",
+    layers="transformer.layer",
+    expand="ffn.lin1",
+    activation="ffn.activation",
+    project="ffn.lin2",
+    norm="output_layer_norm",
+    adds_residuals=True,
+    attention_norm="sa_layer_norm",
+    self_attention="attention",
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    output="attention.out_lin",
+    heads_attribute="n_heads",
+    attention_experts=False,
+    word_head=("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"),
+    decoder="vocab_projector",
+    sizes={
+        "depth": "n_layers",
+        "width": "dim",
+        "heads": "n_heads",
+        "inner": "hidden_dim",
+        "vocabulary": "vocab_size",
+        "positions": "max_position_embeddings",
+    },
+    activation_key="activation",
+    dropouts=("dropout", "attention_dropout"),
+    head_dropout="seq_classif_dropout",
+    epsilon=1e-12,
+    other_keys=("qa_dropout", "sinusoidal_pos_embds"),
+)
+_ELECTRA = replace(
+    _BERT,
+    model_type="electra",
+    word_head=("generator_predictions", "generator_lm_head"),
+    decoder="generator_lm_head",
+    embedding_size="embedding_size",
+)
+_TEACHERS = (
+    *(replace(_BERT, model_type=name) for name in ("bert", "ernie")),
+    *(replace(_ROBERTA, model_type=name) for name in ("roberta", "xlm-roberta", "camembert", "data2vec-text")),
+    _ELECTRA,
+    _DISTILBERT,
+)
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for teacher in _TEACHERS for family in (teacher, teacher.students())
+}
