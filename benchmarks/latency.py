@@ -110,7 +110,7 @@ def run(options: Namespace, report: Report) -> None:
 
     sampled = random_architectures(options.architectures, options.seed, experts)
     architectures = {f"{number}": architecture for number, architecture in enumerate(sampled)}
-    measured, seconds = timed(lambda: measure_whole(architectures, table, "cpu", options.rounds, TEACHER))
+    measured, seconds = timed(lambda: measure_whole(architectures, table, "cpu", TEACHER, options.rounds, True))
     report.progress(f"{len(measured)} whole models measured in {seconds:.1f} s")
 
     # The table has microseconds, measurements are in seconds.

@@ -25,6 +25,7 @@ import optuna
 
 from benchmarks.candidates import dev_score, phases_of
 from benchmarks.common import BenchmarkError, Kept, Report, difference, summarise, take_turns, timed
+from distill.training.teacher import load_config as load_teacher
 from foundation.files import fingerprint
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
@@ -137,7 +138,7 @@ class Budget:
         }
         if self.config.space.max_latency is not None:
             table = latencies_of(self.config, self.workspace, "cpu", lambda phase, fraction: None)
-            for name, latency in measure_whole(architectures, table, "cpu").items():
+            for name, latency in measure_whole(architectures, table, "cpu", load_teacher(self.config.teacher)).items():
                 rows[name] |= {"predicted_ms": latency.predicted / 1e3, "measured_ms": 1e3 * latency.whole.quiet}
         return rows
 

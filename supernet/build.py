@@ -70,19 +70,6 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         BuildError: the family has no modules for a value of the architecture.
     """
     base, family = architecture.base, student_family(template)
-    described = []
-    for ffn in architecture.ffns:
-        inner = ffn.inner(base)
-        settings = {
-            "formula": ffn.formula,
-            "program": [[node.op, list(node.inputs)] for node in ffn.graph.nodes[1:]],
-            "widths": list(ffn.graph.widths(base.width, inner, base.mismatch)),
-            "stack": ffn.stack,
-            "inner": inner,
-        }
-        if ffn.experts != DENSE:
-            settings["experts"] = expert_settings(ffn.experts)
-        described.append(settings)
     heads = [layer.attention.heads for layer in architecture.layers]
     experts = [layer.attention.experts for layer in architecture.layers]
     config = student_config(
@@ -90,7 +77,7 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         **{key: getattr(base, name) for name, key in family.sizes.items()},
         **{family.activation_key: "gelu" if base.gelu == "erf" else "gelu_pytorch_tanh"},
         num_labels=num_labels,
-        ffn=described,
+        ffn=ffn_settings(architecture),
         gelu=base.gelu,
         mismatch=base.mismatch,
         attention_heads=None if set(heads) == {base.heads} else heads,
@@ -142,6 +129,24 @@ def _kept_heads(counts: Sequence[int], most: int, template: PretrainedConfig | N
     return None if not known or all(heads == list(range(most)) for heads in kept) else kept
 
 
+def ffn_settings(architecture: Architecture) -> list[dict[str, Any]]:
+    """The value of `StudentConfig.ffn`."""
+    base, result = architecture.base, []
+    for ffn in architecture.ffns:
+        inner = ffn.inner(base)
+        settings = {
+            "formula": ffn.formula,
+            "program": [[node.op, list(node.inputs)] for node in ffn.graph.nodes[1:]],
+            "widths": list(ffn.graph.widths(base.width, inner, base.mismatch)),
+            "stack": ffn.stack,
+            "inner": inner,
+        }
+        if ffn.experts != DENSE:
+            settings["experts"] = expert_settings(ffn.experts)
+        result.append(settings)
+    return result
+
+
 def expert_settings(experts: Experts) -> dict[str, Any]:
     """The value of the key `experts` in a layer's entry of `StudentConfig.ffn`."""
     capacity = None if experts.capacity is None else str(experts.capacity)
@@ -175,9 +180,7 @@ def check_exportable(architecture: Architecture) -> None:
 
     Call this before training a model: otherwise `save_pretrained` raises only after the training.
     """
-    ffn = config_of(architecture).ffn
-    assert ffn is not None
-    if fault := export_fault(ffn):
+    if fault := export_fault(ffn_settings(architecture)):
         raise ExportError(fault)
 
 

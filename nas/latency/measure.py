@@ -65,23 +65,27 @@ def measure_whole(
     architectures: Mapping[str, Architecture],
     table: LatencyTable,
     device: str,
+    teacher: PretrainedConfig,
     rounds: int = WHOLE_ROUNDS,
-    teacher: PretrainedConfig | None = None,
+    also_teacher: bool = False,
 ) -> dict[str, Measured]:
     """Measure whole models of the architectures in the table's runtime, with random weights, on sentences like those of
-    the table, and a teacher with this configuration as "teacher".
+    the table.
 
     Args:
         device: a torch device, if the runtime is torch.
+        teacher: the configuration of their teacher.
+        also_teacher: whether to measure a teacher, too, as "teacher".
     """
     predicted = {name: table.total(architecture) for name, architecture in architectures.items()}
-    if teacher is not None:
+    if also_teacher:
         predicted["teacher"] = table.teacher
     with torch.random.fork_rng(devices=[]):
         models: dict[str, PreTrainedModel] = {}
         for name, architecture in architectures.items():
-            models[name] = build(architecture) if table.runtime == TORCH else small_model(architecture, None)
-        if teacher is not None:
+            own = build if table.runtime == TORCH else small_model
+            models[name] = own(architecture, template=teacher)
+        if also_teacher:
             whole = AutoModelForSequenceClassification.from_config
             models["teacher"] = whole(teacher) if table.runtime == TORCH else small_teacher(teacher)
         measured = latencies_in(table.runtime, models, table.batch, table.tokens, table.threads, device, rounds)

@@ -15,7 +15,7 @@ from rich.table import Table
 from distill.tasks.corpora import corpus_file
 from distill.tasks.readers import embedded
 from distill.training.progress import clock
-from distill.training.teacher import locate
+from distill.training.teacher import load_config, locate
 from foundation.files import cache_folder
 from nas.config.schema import StudyConfig
 from nas.planning import keep
@@ -216,7 +216,8 @@ def show_time(console: Console, search: SearchRun, space: Space, needed: Sequenc
     """Print how long each part that is still to be done takes, and how that was estimated."""
     config, workers = search.config, search.cluster.workers
     sizes = Sizes.of(config, workspace.folders.data)
-    speed = measure_speed(space.base, space.graph, sizes.tokens, search.cluster.device, config.mixed_precision)
+    teacher = load_config(config.teacher)
+    speed = measure_speed(space.base, space.graph, teacher, sizes.tokens, search.cluster.device, config.mixed_precision)
     parts = Estimator(config, sizes, speed, uniform_slice(config, space)).parts(needed, search.stages)
     console.print(f"time, with {workers} worker{'s' if workers > 1 else ''}:")
     for part in parts:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from transformers import PretrainedConfig
 
 from distill.tasks.encoding import load_encoded
 from distill.training.loop import make_accelerator
@@ -35,12 +36,14 @@ BUDGETS_TRIED = 5
 SENTENCES = 32
 
 
-def measure_speed(base: Base, graph: FFNGraph, tokens: int, device: str, mixed_precision: MixedPrecision) -> float:
+def measure_speed(
+    base: Base, graph: FFNGraph, teacher: PretrainedConfig, tokens: int, device: str, mixed_precision: MixedPrecision
+) -> float:
     """The multiply-accumulates per second of this machine in forward passes of the base model with random weights."""
     accelerator = make_accelerator(device, mixed_precision)
     architecture = Architecture.uniform(base, graph)
     with torch.random.fork_rng(devices=[]):
-        model = build(architecture).eval().to(accelerator.device)
+        model = build(architecture, template=teacher).eval().to(accelerator.device)
         tokens_BT = torch.randint(1, base.vocabulary, (SENTENCES, tokens), device=accelerator.device)
     seconds = []
     with torch.inference_mode(), accelerator.autocast():

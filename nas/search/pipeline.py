@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial
 
 from distill.cli import several_processes
 from distill.training.loop import device_type
+from distill.training.teacher import load_config
 from foundation.files import read_json, write_text
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.modes import MODES
@@ -381,7 +382,8 @@ class Search:
         architectures = {
             f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
         }
-        for number, measured in measure_whole(architectures, table, device_type(self.device)).items():
+        teacher = load_config(self.config.teacher)
+        for number, measured in measure_whole(architectures, table, device_type(self.device), teacher).items():
             row = best["finalists"][int(number)]
             whole = round(1e6 * measured.whole.quiet)
             row |= {"latency_us": measured.predicted, "latency_measured_us": whole}

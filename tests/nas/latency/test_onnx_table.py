@@ -239,7 +239,7 @@ def test_a_measured_table(runtime: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert table() == found == LatencyTable.from_json(json.loads(json.dumps(found.to_json()))) and not told
     architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GATED, 2, Fraction(1, 4))}
     architectures["low"] = replace(architectures["base"], embedding=Embedding(4))
-    measured = measure_whole(architectures, found, "cpu", rounds=3, teacher=SETTINGS.teacher)
+    measured = measure_whole(architectures, found, "cpu", SETTINGS.teacher, rounds=3, also_teacher=True)
     assert list(measured) == ["base", "gated", "low", "teacher"]
     assert measured["teacher"].predicted == found.teacher > 0
     for name, architecture in architectures.items():

@@ -300,7 +300,7 @@ def test_every_rank_has_its_time(measure: Measure, monkeypatch: pytest.MonkeyPat
     assert [name for name, _ in table.steps if "rank" in name] == ["rank 4", "rank 16"]
     assert all(time >= 0 for _, time in table.steps)
     low = replace(Architecture.uniform(BASE), embedding=Embedding(9))
-    (measured,) = measure_whole({"low": low}, table, "cpu", rounds=3).values()
+    (measured,) = measure_whole({"low": low}, table, "cpu", SETTINGS.teacher, rounds=3).values()
     assert measured.predicted == table.total(replace(low, embedding=Embedding())) + table.embedding(low.embedding)
 
 
@@ -390,7 +390,7 @@ def test_more_tokens_than_positions(measure: Measure) -> None:
 def test_whole_models_next_to_the_table(table: LatencyTable) -> None:
     architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GATED, 2, EXPANSIONS[0])}
     torch.manual_seed(3)
-    found = measure_whole(architectures, table, "cpu", rounds=3)
+    found = measure_whole(architectures, table, "cpu", SETTINGS.teacher, rounds=3)
     drawn = torch.rand(3)
     torch.manual_seed(3)
     assert torch.equal(torch.rand(3), drawn)

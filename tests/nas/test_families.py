@@ -1,4 +1,4 @@
-"""The commands with a RoBERTa for a teacher: the results of a BERT with the same weights, and a RoBERTa's own ways."""
+"""The commands with teachers of other families: the results of a BERT with the same weights, and their own ways."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from transformers import (
 from nas.study.description import formula
 from nas.study.ledger import architecture_of
 from tests.nas.tiny_study import TinyStudy, corpus, trials_of
-from tests.renamed import as_roberta
+from tests.renamed import as_roberta, of_every_kind
 
 ROWS = 72  # of the dev split
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -114,6 +114,37 @@ def test_a_roberta_from_the_search_to_onnx(shared_study: TinyStudy, roberta: Pat
     assert set(config["auto_map"]) >= {"AutoConfig", "AutoModel", "AutoModelForSequenceClassification"}
     assert all(place.startswith("modeling_nas.NasRoberta") for place in config["auto_map"].values())
     assert "roberta" in (out / "README.md").read_text().split("---")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "runtime"), [("small electra", "torch"), ("distilbert", "onnx")])
+def test_families_from_the_search_to_ordinary_checkpoints(
+    name: str, runtime: str, shared_study: TinyStudy, tmp_path: Path
+) -> None:
+    """With heads among the genes."""
+    bert = BertForSequenceClassification.from_pretrained(shared_study.teacher)
+    teacher = of_every_kind(bert)[name]
+    teacher.save_pretrained(tmp_path / "teacher")
+    AutoTokenizer.from_pretrained(shared_study.teacher).save_pretrained(tmp_path / "teacher")
+    changes = [
+        (f'teacher = "{shared_study.teacher}"', f'teacher = "{tmp_path / "teacher"}"'),
+        ("[space]\n", "[space]\nheads = [0, 2, 4]\n"),
+        ("[stage1]\n", '[stage1]\nevaluation = "untrained"\n'),
+    ]
+    file = shared_study.variant(tmp_path / "preset.toml", *changes)
+    words = ("--study", "s", "--max-latency", "2x", "--runtime", runtime)
+    succeeded(shared_study, *shared_study.search(tmp_path, *words, preset=file))
+    final, out = tmp_path / "final", tmp_path / "out"
+    succeeded(shared_study, "train_final.py", tmp_path / "s" / "architecture.json", "--out", final, "--device", "cpu")
+    said = succeeded(shared_study, "-m", "nas.export", final, "--int8", "--out", out, "--rounds", 2, "--batches", 1)
+    assert "logits within" in said
+    assert {path.stem for path in out.glob("modeling*.py")} == {"modeling_nas"}
+    form = teacher.config.model_type
+    ordinary = shared_study.run("-m", "nas.export", final, "--skip-latency", "--out", tmp_path / "plain", "--as", form)
+    if ordinary.returncode == 0:
+        assert type(AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")) is type(teacher)
+    else:
+        assert "cannot be an ordinary checkpoint" in ordinary.stderr
 
 
 @pytest.mark.slow
