@@ -17,7 +17,12 @@ LARGEST = {
     "positions": 1_048_576,
     "token_types": 65_536,
     "embedding": 65_536,
+    "head_biases": 65_536,
+    "relative_positions": 1_048_576,
 }
+# The sizes that may be 0, and the defaults of fields that files do not contain, as there were none of them once.
+MAY_BE_ZERO = ("positions", "token_types", "head_biases", "relative_positions")
+LEFT_OUT = {"trigrams": True, "head_biases": 0, "relative_positions": 0}
 MOST_EXPERTS = 64
 GATE_SCALES = ("relative", "probability")
 # The values of the fields of a base that have a choice.
@@ -38,11 +43,15 @@ class Base:
         width: channels of the hidden states, d.
         heads: attention heads of a layer.
         inner: channels of the FFN at expansion 1.
-        vocabulary, positions, token_types: rows of the embedding tables. Some models have no token types.
+        vocabulary, positions, token_types: rows of the embedding tables; some models have no positions or token types.
         embedding: None for a word embedding of full width; a size for a factorized one.
         trigrams: what a factorized embedding is: MobileBERT's, where the embeddings of the previous, this and the next
             word are concatenated and mapped to the width; otherwise ELECTRA's, where all embeddings have the smaller
             size, and their normalized sum is mapped to the width.
+        head_biases: rows of MPNet's table of relative positions, which has a value for each head and is shared by all
+            layers; 0: there is none.
+        relative_positions: rows of DeBERTa's table of relative positions, which is as wide as the model, has a
+            LayerNorm, and is shared by all layers; 0: there is none.
         gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
         mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
         gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
@@ -66,6 +75,8 @@ class Base:
     token_types: int = 2
     embedding: int | None = None
     trigrams: bool = True
+    head_biases: int = 0
+    relative_positions: int = 0
     gelu: str = "tanh"
     mismatch: str = "narrow"
     gate_scale: str = "relative"
@@ -77,7 +88,7 @@ class Base:
             value = getattr(self, name)
             if name == "embedding" and value is None:
                 continue
-            check_integer(f"base.{name}", value, largest, smallest=0 if name == "token_types" else 1)
+            check_integer(f"base.{name}", value, largest, smallest=0 if name in MAY_BE_ZERO else 1)
         if not isinstance(self.trigrams, bool):
             raise ArchitectureError(f"base.trigrams: must be true or false, not {shortened(self.trigrams)}")
         for name, choices in CHOICES.items():
@@ -98,10 +109,7 @@ class Base:
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serializable values, the fields by their names."""
-        value = asdict(self)
-        if self.trigrams:  # as in files of before there were others
-            del value["trigrams"]
-        return value
+        return {name: value for name, value in asdict(self).items() if (name, value) not in LEFT_OUT.items()}
 
     def differences(self, other: "Base") -> str:
         """The fields in which this base differs from `other`, for an error message: "depth (6 instead of 12)" is 6 in

@@ -109,7 +109,9 @@ def embedding_params(base: Base, part: Embedding = FULL) -> int:
     else:
         mapped = 3 * base.embedding if base.trigrams else base.embedding
         words = base.vocabulary * base.embedding + _linear(mapped, base.width)
-    return words + (base.positions + base.token_types + 2) * base.table_width
+    relative = (base.relative_positions + 2) * base.width if base.relative_positions else 0
+    absolute = (base.positions + base.token_types + 2) * base.table_width
+    return words + absolute + relative + base.head_biases * base.heads
 
 
 def layer_params(base: Base, layer: Layer) -> int:
@@ -251,8 +253,11 @@ def _attention_maps(base: Base, attention: Attention) -> int:
 
 
 def _products(base: Base, attention: Attention, tokens: int) -> int:
-    """MACs of the attention products: queries with keys, and probabilities with values."""
-    return 2 * tokens**2 * _attention_width(base, attention)
+    """MACs of the attention products: queries with keys, and probabilities with values. With relative positions, their
+    queries and keys are computed, too, and multiplied with the keys and queries of the tokens.
+    """
+    relative = 2 * base.relative_positions * (base.width + tokens)
+    return (2 * tokens**2 + relative) * _attention_width(base, attention)
 
 
 def _gate(width: int, experts: int) -> int:

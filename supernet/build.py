@@ -103,11 +103,14 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         raise refused("base.token_types", base.token_types)
     if base.embedding and base.trigrams == bool(family.embedding_size):
         raise refused("base.trigrams", str(base.trigrams).lower())
+    if not family.attention_interface and any(ffn.experts != DENSE for ffn in architecture.ffns):
+        raise refused("ffn.experts.count", max(ffn.experts.count for ffn in architecture.ffns))
     if not family.attention_experts and set(experts) != {1}:
         raise refused("attention.experts", max(experts))
     if template is not None:
         for name in (*INHERITED, *family.kept_keys):
-            setattr(config, name, getattr(template, name))
+            if hasattr(template, name):  # transformers saves some keys of DeBERTa only where they are given
+                setattr(config, name, getattr(template, name))
     return config
 
 
@@ -233,8 +236,9 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     if name not in ACTIVATIONS:
         raise TeacherError(f"the teacher's {family.activation_key} is {name!r}; supported are {', '.join(ACTIVATIONS)}")
     activation, gelu = ACTIVATIONS[name]
-    sizes: dict[str, Any] = {field: family.size(config, field) for field in SIZES}
+    sizes: dict[str, Any] = {field: family.size(config, field) for field in {**SIZES, **family.sizes}}
     embedding = family.embedding(config)
+    sizes |= {"relative_positions": family.relative_positions(config)}
     base = Base(**sizes, embedding=embedding, trigrams=embedding is None, gelu=gelu)
     return base, FFNGraph.parse(f"project({activation}(expand(x)))")
 

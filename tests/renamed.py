@@ -10,12 +10,13 @@ from transformers import (
     CONFIG_MAPPING,
     BertForSequenceClassification,
     BertModel,
+    DebertaV2ForSequenceClassification,
     ElectraForSequenceClassification,
     PreTrainedModel,
 )
 
 from distill.encoders.student.families import FAMILIES, SIZES, Family
-from tests.tiny import shaken
+from tests.tiny import batch, shaken
 
 KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 # The classes of BERT, the encoder alone first -> how they are called.
@@ -41,10 +42,22 @@ WORD_HEADS = {
     },
 }
 # How the two linear maps of a classifier of sentences are called; those of BERT are the pooler's and the classifier's.
+ONE_HEAD = ("classifier.dense", "classifier.out_proj")
 CLASSIFIERS = {
-    "lm_head.decoder": ("classifier.dense", "classifier.out_proj"),
-    "generator_lm_head": ("classifier.dense", "classifier.out_proj"),
-    "vocab_projector": ("pre_classifier", "classifier"),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "data2vec-text", "mpnet", "electra"), ONE_HEAD),
+    "distilbert": ("pre_classifier", "classifier"),
+    "deberta-v2": ("pooler.dense", "classifier"),
+}
+# What the published models of version 3 of DeBERTa have.
+RELATIVE = {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "max_relative_positions": -1,
+    "position_buckets": 8,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "type_vocab_size": 0,
 }
 # The types whose classifiers of sentences have other activations, so that they compute something else.
 OWN_CLASSIFIER = ("electra", "distilbert")
@@ -53,6 +66,22 @@ OWN_CLASSIFIER = ("electra", "distilbert")
 def comparable(cls: type, model_type: str) -> bool:
     """Whether a model of another type computes what a BERT of this class with the same weights does."""
     return cls is not BertForSequenceClassification or model_type not in OWN_CLASSIFIER
+
+
+def sentences(*arguments: int, **settings: int) -> dict[str, Tensor]:
+    """As `tests.tiny.batch`, without the token id 1, which an MPNet takes for padding."""
+    given = batch(*arguments, **settings)
+    given["input_ids"][given["input_ids"] == 1] = 2
+    return given
+
+
+def same(one: Tensor, other: Tensor, model_type: str) -> bool:
+    """Whether results of a BERT and of a model of another type are equal; where attention is computed in another order,
+    but for rounding.
+    """
+    if FAMILIES[model_type].attention_interface:
+        return torch.equal(one, other)
+    return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-4))
 
 
 @torch.no_grad()
@@ -65,10 +94,12 @@ def twins(model: PreTrainedModel, model_type: str) -> tuple[PreTrainedModel, Any
 
 def renamed(model: PreTrainedModel, model_type: str) -> Any:
     """The model of another type with the weights of a BERT. Where positions begin after the padding token, which has
-    the id 0, they are moved by one; where there are no segments, all words are of the first one.
+    the id 0, they are moved by one; where there are no segments, all words are of the first one. An MPNet takes the id
+    1 for padding, and has no biases of relative positions.
     """
     family, bert = FAMILIES[model_type], FAMILIES["bert"]
-    positions = model.config.max_position_embeddings + family.positions_after_padding
+    first = 1 if family.first_position is None else family.first_position
+    positions = model.config.max_position_embeddings + first
     settings = {family.sizes[name]: getattr(model.config, key) for name, key in SIZES.items() if name in family.sizes}
     settings |= {family.sizes["positions"]: positions, family.activation_key: model.config.hidden_act}
     settings |= dict(zip(family.dropouts, (getattr(model.config, key) for key in bert.dropouts), strict=True))
@@ -78,6 +109,8 @@ def renamed(model: PreTrainedModel, model_type: str) -> Any:
         settings[family.embedding_size] = model.config.hidden_size
     same = ("id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id")
     names = {name: getattr(model.config, name) for name in same}
+    if family.has_positions:
+        settings |= {"relative_attention": False, family.has_positions: True, "pooler_hidden_act": "tanh"}
     config = CONFIG_MAPPING[model_type](**settings, **names, pad_token_id=0)
     prefix_of_class = type(config).__name__.removesuffix("Config")
     result = getattr(transformers, prefix_of_class + CLASSES[type(model)])(config).eval()
@@ -85,12 +118,14 @@ def renamed(model: PreTrainedModel, model_type: str) -> Any:
     weights: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         if name.endswith("position_embeddings.weight"):
-            if family.positions_after_padding:
-                tensor = torch.cat((torch.zeros_like(tensor[:1]), tensor))
+            tensor = torch.cat((torch.zeros_like(tensor[:first]), tensor))
             if "token_types" not in family.sizes:
                 tensor = tensor + types_D
         weights[_renamed(name, family, f"{result.base_model_prefix}.", type(model))] = tensor.clone()
     there = result.state_dict()
+    if family.shares_biases:
+        (biases,) = (name for name in there if name.endswith("relative_attention_bias.weight"))
+        weights[biases] = torch.zeros_like(there[biases])
     missing = set(there) - set(weights)
     assert not missing, missing
     unknown = set(weights) - set(there)
@@ -116,23 +151,28 @@ def _renamed(name: str, family: Family, prefix: str, cls: type) -> str:
     if inside != name:
         of = next((mine for mine in WORD_HEADS.get(family.decoder, {}) if inside.startswith(mine)), None)
         return name if of is None else WORD_HEADS[family.decoder][of] + inside.removeprefix(of)
-    if cls is BertForSequenceClassification and family.decoder in CLASSIFIERS:
-        inner, outer = CLASSIFIERS[family.decoder]
+    if cls is BertForSequenceClassification and family.model_type in CLASSIFIERS:
+        inner, outer = CLASSIFIERS[family.model_type]
         if module in ("bert.pooler.dense", "classifier"):
             return f"{inner if 'pooler' in module else outer}.{kind}"
     return name.replace("bert.", prefix, 1) if cls is not BertModel else name
 
 
 def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
-    """Models of types that differ in more than their names, by a name: those with the weights of a BERT, and an ELECTRA
-    whose embeddings are smaller than its width, with random weights.
+    """Models of types that differ in more than their names, by a name: those with the weights of a BERT, the MPNet also
+    with random biases of relative positions; and, with random weights, an ELECTRA whose embeddings are smaller than its
+    width, and a DeBERTa of version 3.
     """
-    models = {name: renamed(model, name) for name in ("roberta", "electra", "distilbert")}
-    small = copy.deepcopy(models["electra"].config)
+    models = {name: renamed(model, name) for name in ("roberta", "electra", "distilbert", "mpnet")}
+    small, relative = (copy.deepcopy(renamed(model, name).config) for name in ("electra", "deberta-v2"))
     small.embedding_size = small.hidden_size * 2 // 3
+    relative.update(RELATIVE)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         models["small electra"] = shaken(ElectraForSequenceClassification(small)).eval()
+        models["deberta-v2"] = shaken(DebertaV2ForSequenceClassification(relative)).eval()
+        biases = models["mpnet"].mpnet.encoder.relative_attention_bias.weight
+        torch.nn.init.normal_(biases)
     return {"bert": model, **models}
 
 

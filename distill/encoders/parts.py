@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -77,12 +78,33 @@ def word_head(model: Any) -> nn.Module:
     return nn.Sequential(*map(model.get_submodule, family_of(model).word_head))
 
 
-def embedded(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """The input of the lowest layer, (B, T, width)."""
-    inputs = model_inputs(model, batch)
-    inputs.pop("attention_mask", None)
-    family, base = family_of(model), model.base_model
-    states: Tensor = base.get_submodule(family.embeddings)(**inputs)
-    if family.embedding(model.config) is not None:
-        states = base.get_submodule(family.embedding_map)(states)
-    return states
+@dataclass(frozen=True)
+class LayerInput:
+    """The arguments of a layer: its hidden states (B, T, width), and all others, which are the same for all layers."""
+
+    hidden_BTD: Tensor
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class _Reached(Exception):
+    """The lowest layer is reached."""
+
+
+def lowest_input(model: Any, batch: Mapping[str, Tensor]) -> LayerInput:
+    """The arguments with which a model calls its lowest layer, which does not run."""
+    found: list[LayerInput] = []
+
+    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden_BTD, *others = args if args else (kwargs.pop("hidden_states"),)
+        found.append(LayerInput(hidden_BTD, tuple(others), kwargs))
+        raise _Reached
+
+    hook = encoder_layers(model)[0].register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        model.base_model(**model_inputs(model, batch))
+    except _Reached:
+        return found[0]
+    finally:
+        hook.remove()
+    raise AssertionError("the model has no layers")

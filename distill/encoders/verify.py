@@ -1,7 +1,10 @@
 """Tests that a loaded encoder is what its family says, on one small batch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from torch.func import functional_call
 
 from distill.encoders.family import FamilyError, family_of
 from distill.encoders.parts import encoder_layers, evaluating, part, selected
+from distill.encoders.student.attention import select_biases
 from distill.encoders.student.families import CHANNELS, HEADS
 
 # The largest difference between hidden states, relative to the largest of them.
@@ -87,7 +91,34 @@ def _slice(model: Any, unit: str) -> tuple[str, Tensor, Tensor]:
                 tensor = weights[f"{prefix}{number}.{name}"]
                 zeros = torch.zeros_like(tensor)
                 zeroed[f"{prefix}{number}.{name}"] = zeros.index_copy(dimension, kept, tensor[:, kept])
-    return f"with some of its {unit}", _run(model, sliced), _run(model, zeroed)
+    expected = _run(model, zeroed)
+    with _single_heads(model) if unit == HEADS else nullcontext():
+        return f"with some of its {unit}", _run(model, sliced), expected
+
+
+@contextmanager
+def _single_heads(model: Any) -> Iterator[None]:
+    """A context in which every attention has one head, by its attributes."""
+    family, config = family_of(model), model.config
+    width, heads = (family.size(config, name) for name in ("width", "heads"))
+    sizes = {family.heads_attribute: 1, "all_head_size": width // heads}
+    inner = [part(layer, family.self_attention) for layer in encoder_layers(model)]
+    before = [{name: getattr(module, name) for name in sizes if hasattr(module, name)} for module in inner]
+    hooks = []
+    for number, (module, names) in enumerate(zip(inner, before, strict=True)):
+        for name in names:
+            setattr(module, name, sizes[name])
+        if family.shares_biases:
+            only = SimpleNamespace(kept_heads={number: [number % heads]})
+            hooks.append(module.register_forward_pre_hook(partial(select_biases, only, number)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, names in zip(inner, before, strict=True):
+            for name, value in names.items():
+                setattr(module, name, value)
 
 
 def _replace(model: Any) -> tuple[str, Tensor, Tensor]:

@@ -16,6 +16,7 @@ from transformers import get_linear_schedule_with_warmup
 from distill.cpu.allocator import keep_freed_memory
 from distill.cpu.attention import PLAIN, SCORED
 from distill.cpu.dropout import quick_dropout
+from distill.encoders.family import family_of
 from distill.objectives import Objective
 from distill.objectives.outputs import ATTENTION_SCORES, Batch, Outputs, run
 from distill.training.checkpoint import Checkpoint
@@ -241,6 +242,9 @@ def _attention_for_training(model: Any, device: torch.device, scores: bool) -> I
     pass of torch's fused attention alone takes longer than both passes of the plain one.
     """
     original = model.config._attn_implementation
+    if not family_of(model).attention_interface:
+        yield
+        return
     if scores:
         model.set_attn_implementation(SCORED)
     elif device.type == "cpu":

@@ -62,6 +62,8 @@ def load_config(source: str, students: bool = False) -> Any:
     if config.model_type not in supported(students):
         types = ", ".join(supported(students))
         raise TeacherError(f"the model {source!r} is of type {config.model_type!r}; supported are {types}")
+    if fault := family_of(config).fault(config):
+        raise TeacherError(f"the model {source!r}: {fault}")
     if getattr(config, "is_decoder", False):
         raise TeacherError(f"the model {source!r} is a decoder; an encoder is needed")
     try:

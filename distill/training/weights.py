@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 from distill.encoders.family import family_of
 from foundation.errors import UserError, reason, shortened
 from foundation.files import read_json
-from search_spaces.base import LARGEST
+from search_spaces.base import LARGEST, MAY_BE_ZERO
 
 # What transformers raises for damaged files of a checkpoint, depending on the damage.
 UNREADABLE = (
@@ -45,14 +45,15 @@ def check_config(config: Any) -> None:
     if not all(isinstance(label, str) for label in labels.values()):
         raise WeightsError(f"config.json: the values of id2label must be strings, not {shortened(labels)}")
     family = family_of(config)
-    for name in (*family.dropouts, family.head_dropout):
+    for name in filter(None, (*family.dropouts, family.head_dropout)):
         value = getattr(config, name, None)
         if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
             raise WeightsError(f"config.json: {name} must be from 0 to 1, not {shortened(value)}")
     bounds = {key: LARGEST[name] for name, key in family.sizes.items()} | {"num_labels": MAX_CLASSES}
+    may_be_zero = [family.sizes.get(name) for name in MAY_BE_ZERO]
     for name, largest in bounds.items():
         value = getattr(config, name, None)
-        _check_whole(name, value, 0 if name == family.sizes.get("token_types") else 1, largest)
+        _check_whole(name, value, int(name not in may_be_zero), largest)
     width, heads = (family.size(config, name) for name in ("width", "heads"))
     if width % heads:
         keys = family.sizes

@@ -13,12 +13,14 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from distill.encoders.family import DECODERS, family_of
+from distill.encoders.heads import UNKNOWN, heads_of
 from distill.encoders.student.configuration import attention_experts, is_left_out
 from distill.encoders.student.families import CHANNELS, FAMILIES, HEADS, Family
 from nas.export.checkpoint import ExportError, type_of_head
 from nas.onnx.model import TOLERANCE, padded_batch
 from search_spaces.architecture import Architecture
 from search_spaces.layer import FFN
+from supernet.order.importance import channels_of_heads
 
 # Stands beside CHANNELS and HEADS for the parameters of a word embedding that is multiplied out.
 WORDS = "words"
@@ -108,8 +110,9 @@ class OrdinaryForm:
 
 def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
     """The student as an ordinary checkpoint with equal logits. Attentions are widened by heads of zero weights to all
-    heads, and FFNs by channels of zero weights to the width of the widest one, which does not change what they compute.
-    Layers without heads and without an FFN are dropped, and a word embedding of lower rank is multiplied out.
+    heads, each at its place among the teacher's if that is known, and FFNs by channels of zero weights to the width of
+    the widest one, which does not change what they compute. Layers without heads and without an FFN are dropped, and a
+    word embedding of lower rank is multiplied out.
 
     An ordinary layer normalizes after its attention and after its FFN; a student's layer without an FFN only once. The
     scale and shift of its LayerNorm move behind the FFN of zeros. Then the first LayerNorm has neither, so that
@@ -147,17 +150,24 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
     if config.embedding_rank is not None:
         words, low = (either.get_input_embeddings() for either in (model, student))
         padding[WORDS] = sum(p.numel() for p in words.parameters()) - sum(p.numel() for p in low.parameters())
-    slices = ordinary.slices()
+    slices, most = ordinary.slices(), config.num_attention_heads
     for name, whole in model.state_dict().items():
         tensor = given.pop(name, None)
         inside = parts[2] if (parts := ordinary.split(name)) else ""
         weights[name] = torch.zeros_like(whole)
-        if tensor is not None:
+        unit, dimension = slices.get(inside, (CHANNELS, 0))
+        if tensor is not None and unit == HEADS:
+            assert parts is not None
+            heads = heads_of(config)[layers[parts[1]]]
+            places = range(len(heads)) if UNKNOWN in heads else heads
+            channels = channels_of_heads(torch.tensor(places, dtype=torch.long), config.hidden_size // most)
+            weights[name].index_copy_(dimension, channels, tensor)
+        elif tensor is not None:
             weights[name][tuple(map(slice, tensor.shape))] = tensor
         elif inside == f"{ordinary.attention_norm}.weight":
             weights[name].fill_(1)
         # What a layer without an FFN lacks beside the channels, biases and a LayerNorm, counts as theirs.
-        padding[slices.get(inside, (CHANNELS, 0))[0]] += whole.numel() - (0 if tensor is None else tensor.numel())
+        padding[unit] += whole.numel() - (0 if tensor is None else tensor.numel())
     model.load_state_dict(weights | given, strict=True)
     _check(student, model)
     return OrdinaryForm(model, padding)

@@ -201,15 +201,15 @@ def _make_supernet(
     if config.space.varies_heads:
         context.on_progress("supernet: order of its heads", None)
         head_scores = order.heads(inputs)
+        kept = {
+            f"{HEADS_IN_FILE}{layer}": of_layer.sort(descending=True).values
+            for layer, of_layer in enumerate(heads_by_importance(inputs))
+        }
         weights = sort_heads(weights, head_scores, supernet.config)
         supernet.config.kept_heads = [
             [heads[place] for place in of_layer.argsort(descending=True, stable=True).tolist()]
             for heads, of_layer in zip(heads_of(supernet.config), head_scores, strict=True)
         ]
-        kept = {
-            f"{HEADS_IN_FILE}{layer}": of_layer.sort(descending=True).values
-            for layer, of_layer in enumerate(heads_by_importance(inputs))
-        }
     supernet.load_state_dict(weights)
     save_pretrained(folder, supernet, context.tokenizer)
     if projections:

@@ -174,9 +174,12 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         except ArchitectureError as error:
             raise ConfigError(str(error)) from None
         family = family_of(teacher)
-        types = base.token_types if "token_types" in family.sizes else 0
-        trigrams = base.embedding is None or family.embedding_size is None
-        base = replace(base, token_types=types, trigrams=trigrams)
+        there = {name: family.size(teacher, name) for name in ("positions", "token_types")}
+        changes: dict[str, Any] = {name: 0 for name, size in there.items() if not size}
+        changes["head_biases"] = family.size(teacher, "head_biases")
+        changes["relative_positions"] = family.relative_positions(teacher)
+        changes["trigrams"] = base.embedding is None or family.embedding_size is None
+        base = replace(base, **changes)
     return replace(base, mismatch=config.space.mismatch), graph
 
 

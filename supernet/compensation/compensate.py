@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.encoders.family import family_of
-from distill.encoders.parts import embedded, encoder_layers, evaluating, part
+from distill.encoders.parts import encoder_layers, evaluating, lowest_input, part
 from distill.encoders.student.configuration import attention_experts, is_left_out
 from distill.encoders.student.dispatch import Dispatch, Tokens, take
 from distill.encoders.student.ffn import FFNBlock
@@ -70,9 +70,9 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
     batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in calibration.batches]
     family = family_of(model)
     with accelerator.autocast():
-        hidden = [embedded(model, batch) for batch in batches]
+        given = [lowest_input(model, batch) for batch in batches]
+    hidden = [arguments.hidden_BTD for arguments in given]
     valid = [batch["attention_mask"].bool() for batch in batches]
-    masks = [_additive_mask(chosen, states.dtype) for chosen, states in zip(valid, hidden, strict=True)]
     tokens = [Tokens(batch["input_ids"], batch["attention_mask"]) for batch in batches]
     epsilon = family.norm_epsilon(model.config)
     mapped = family.embedding(model.config) is not None
@@ -85,8 +85,8 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
             output = part(layer, family.output)
             with accelerator.autocast(), _kept_inputs(output) as contexts:
                 attended = [
-                    layer.attend(states, mask, of_batch)
-                    for states, mask, of_batch in zip(hidden, masks, tokens, strict=True)
+                    layer.attend(states, *arguments.args, **arguments.kwargs)
+                    for states, arguments in zip(hidden, given, strict=True)
                 ]
             if solves_attention:
                 x_ND, context_NE = _of_tokens(hidden, valid), _of_tokens(contexts, valid)
@@ -190,13 +190,6 @@ def _solve_norm(
     norm.weight.mul_(factor_D if norm.weight.dim() == 1 else factor_D[:, None])
     norm.bias.mul_(factor_D).add_(shift_D)
     return [(states * factor_D + shift_D).to(states.dtype) for states in hidden]
-
-
-def _additive_mask(valid_BT: Tensor, dtype: torch.dtype) -> Tensor:
-    """The attention mask (B, 1, 1, T), which is added to the scores: 0 for tokens and the lowest number for padding."""
-    return torch.zeros(valid_BT.shape, dtype=dtype, device=valid_BT.device).masked_fill(
-        ~valid_BT, torch.finfo(dtype).min
-    )[:, None, None]
 
 
 @dataclass(frozen=True)

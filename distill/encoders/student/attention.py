@@ -65,6 +65,18 @@ def keep_heads(layer: Any, family: Family, heads: int, config: Any) -> None:
     layer.set_submodule(family.output, nn.Linear(channels, width))
 
 
+def select_biases(config: Any, number: int, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A hook by which the attention of the layer of this number gets the biases of its own heads; the third argument
+    has those of all heads of the teacher, (B, H, T, T).
+    """
+    hidden, mask, biases, *others = arguments
+    if config.kept_heads is not None:
+        biases = biases[:, list(config.kept_heads[number])]
+    elif config.attention_heads is not None:
+        biases = biases[:, : config.attention_heads[number]]
+    return hidden, mask, biases, *others
+
+
 class ExpertSelfAttention:
     """A mixin for a family's self-attention, in which the query, key and value of each token are computed by the
     token's expert.
@@ -132,7 +144,7 @@ class ExpertAttention(nn.Module):
         self.router = make_gate(experts, config, is_batched(width, width))
 
     def forward(
-        self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *, tokens: Tokens, **kwargs: Any
+        self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *unused: Any, tokens: Tokens, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         routing = self.router(hidden_BTD, tokens)
         context_BTD, weights = self.self(hidden_BTD, attention_mask, routing=routing, **kwargs)

@@ -7,7 +7,7 @@ This file ships inside exported checkpoints, so it imports nothing else of this 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -47,19 +47,22 @@ class Family:
         self_attention: in a layer, the module that is passed to transformers' attention functions.
         query, key, value, output: the linear maps of the attention, in a layer.
         heads_attribute: the attribute of `self_attention` with the number of heads.
+        attention_interface: whether the encoder uses transformers' attention functions and passes other arguments on to
+            its layers. The layers of others return tuples, and their students cannot have experts.
         attention_experts: whether students may have attention with experts.
         word_head: the modules of a masked language model that map hidden states to logits of words, relative to the
             model; the last one is, or contains, the output embedding `decoder`.
         sizes: field of `search_spaces.base.Base` -> key of the configuration.
         activation_key: the configuration's key of the activation.
         dropouts: its keys of the dropout in layers, that after the FFN first.
-        head_dropout: its key of the dropout before a classifier of sentences.
+        head_dropout: its key of the dropout before a classifier of sentences; None: that of the layers.
         epsilon: its key of LayerNorm's epsilon, or the epsilon of all models.
         other_keys: other keys of the configuration that a student takes from its teacher.
+        has_positions: its key that says whether there is a table of absolute positions; None: there always is.
+        fault: why a model with a configuration of this type is not supported; empty if it is.
         embedding_size: its key of the size of the embeddings where the linear map `embedding_map` brings their
             normalized sum to the width of the model, unless that is its size.
-        positions_after_padding: whether the first token has the position pad_token_id + 1, so that the rows before it
-            in the table of positions are not for tokens.
+        first_position: the row of the first token in the table of positions; None: pad_token_id + 1.
         students_of: if this is the family of our own students, the `model_type` of the encoders that they learn from;
             otherwise None.
     """
@@ -83,18 +86,21 @@ class Family:
     value: str = "attention.self.value"
     output: str = "attention.output.dense"
     heads_attribute: str = "num_attention_heads"
+    attention_interface: bool = True
     attention_experts: bool = True
     word_head: tuple[str, ...] = ("cls",)
     decoder: str = "cls.predictions.decoder"
     sizes: Mapping[str, str] = field(default_factory=lambda: SIZES, hash=False)
     activation_key: str = "hidden_act"
     dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-    head_dropout: str = "classifier_dropout"
+    head_dropout: str | None = "classifier_dropout"
     epsilon: str | float = "layer_norm_eps"
     other_keys: tuple[str, ...] = ()
+    has_positions: str | None = None
+    fault: Callable[[Any], str] = lambda config: ""
     embedding_size: str | None = None
     embedding_map: str = "embeddings_project"
-    positions_after_padding: bool = False
+    first_position: int | None = 0
     students_of: str | None = None
 
     def students(self) -> "Family":
@@ -157,13 +163,27 @@ class Family:
         return f"{prefix}{layer}.{inside}"
 
     def size(self, config: Any, name: str) -> int:
-        """The size in a configuration that is the field `name` of `Base`; 0 if the family has no such tables."""
+        """The size in a configuration that is the field `name` of `Base`; 0 if there are no such tables."""
+        if name == "positions" and self.has_positions and not getattr(config, self.has_positions):
+            return 0
         return int(getattr(config, self.sizes[name])) if name in self.sizes else 0
+
+    def relative_positions(self, config: Any) -> int:
+        """The rows of a table of relative positions, with vectors of the model's width, that all layers share."""
+        if not getattr(config, "relative_attention", False):
+            return 0
+        buckets, most = (getattr(config, name, -1) for name in ("position_buckets", "max_relative_positions"))
+        return 2 * next(size for size in (buckets, most, config.max_position_embeddings) if size > 0)
 
     def embedding(self, config: Any) -> int | None:
         """The size of embeddings that are mapped to the width of the model; None if they are not."""
         size = getattr(config, self.embedding_size) if self.embedding_size else None
         return None if size == self.size(config, "width") else size
+
+    @property
+    def shares_biases(self) -> bool:
+        """Whether all layers share a table of relative positions with a value for each head."""
+        return "head_biases" in self.sizes
 
     def norm_epsilon(self, config: Any) -> float:
         """The epsilon of the LayerNorms of a model with this configuration."""
@@ -171,8 +191,8 @@ class Family:
 
     def positions(self, config: Any) -> int:
         """The largest number of tokens of a sentence."""
-        before = (config.pad_token_id or 0) + 1 if self.positions_after_padding else 0
-        return self.size(config, "positions") - before
+        first = (config.pad_token_id or 0) + 1 if self.first_position is None else self.first_position
+        return int(getattr(config, self.sizes["positions"])) - first
 
     def inputs(self, config: Any) -> tuple[str, ...]:
         """The tensors of a batch that a model takes. Segment ids are left out if there is only one."""
@@ -182,15 +202,15 @@ class Family:
     @property
     def kept_keys(self) -> tuple[str, ...]:
         """The keys of the configuration that a student takes from its teacher."""
-        epsilon = (self.epsilon,) if isinstance(self.epsilon, str) else ()
-        return (*self.dropouts, self.head_dropout, *epsilon, *self.other_keys)
+        keys = (*self.dropouts, self.head_dropout, self.epsilon, *self.other_keys)
+        return tuple(key for key in keys if isinstance(key, str))
 
 
 _BERT = Family(model_type="bert")
 _ROBERTA = replace(
     _BERT,
     model_type="roberta",
-    positions_after_padding=True,
+    first_position=None,
     word_head=("lm_head",),
     decoder="lm_head.decoder",
 )
@@ -233,11 +253,62 @@ _ELECTRA = replace(
     decoder="generator_lm_head",
     embedding_size="embedding_size",
 )
+_MPNET = replace(
+    _ROBERTA,
+    model_type="mpnet",
+    attention_norm="attention.LayerNorm",
+    self_attention="attention.attn",
+    query="attention.attn.q",
+    key="attention.attn.k",
+    value="attention.attn.v",
+    output="attention.attn.o",
+    attention_interface=False,
+    attention_experts=False,
+    sizes={name: key for name, key in SIZES.items() if name != "token_types"}
+    | {"head_biases": "relative_attention_num_buckets"},
+    head_dropout=None,
+    first_position=2,
+)
+
+
+def _fault_of_deberta(config: Any) -> str:
+    if getattr(config, "conv_kernel_size", 0):
+        return "conv_kernel_size is above 0: models with a convolution are not supported"
+    if getattr(config, "embedding_size", config.hidden_size) != config.hidden_size:
+        return "embedding_size is not hidden_size: models with smaller embeddings are not supported"
+    if not getattr(config, "relative_attention", False):
+        return ""
+    if not getattr(config, "share_att_key", False):
+        return "share_att_key is false: models with other maps for positions than for words are not supported"
+    if "layer_norm" not in getattr(config, "norm_rel_ebd", "none") or {*(config.pos_att_type or ())} != {"c2p", "p2c"}:
+        return 'norm_rel_ebd must be "layer_norm", and pos_att_type "c2p|p2c"'
+    return ""
+
+
+_DEBERTA = replace(
+    _BERT,
+    model_type="deberta-v2",
+    query="attention.self.query_proj",
+    key="attention.self.key_proj",
+    value="attention.self.value_proj",
+    attention_interface=False,
+    attention_experts=False,
+    head_dropout="cls_dropout",
+    other_keys=(
+        *("max_position_embeddings", "position_biased_input", "relative_attention", "max_relative_positions"),
+        *("position_buckets", "pos_att_type", "share_att_key", "norm_rel_ebd"),
+        *("pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "legacy"),
+    ),
+    has_positions="position_biased_input",
+    fault=_fault_of_deberta,
+)
 _TEACHERS = (
     *(replace(_BERT, model_type=name) for name in ("bert", "ernie")),
     *(replace(_ROBERTA, model_type=name) for name in ("roberta", "xlm-roberta", "camembert", "data2vec-text")),
     _ELECTRA,
     _DISTILBERT,
+    _MPNET,
+    _DEBERTA,
 )
 FAMILIES: dict[str, Family] = {
     family.model_type: family for teacher in _TEACHERS for family in (teacher, teacher.students())

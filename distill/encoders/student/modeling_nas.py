@@ -44,9 +44,10 @@ def classes_of(model_type: str) -> dict[str, Any]:
     model = own["AutoModel"]
     config = _subclass(StudentConfig, own.pop("AutoConfig"), model_type=f"nas_{model_type}")
     classes = {auto: _subclass(Student, parent, config_class=config, _auto_class=auto) for auto, parent in own.items()}
-    attentions = model._can_record_outputs["attentions"]
-    recorded = [*(attentions if isinstance(attentions, list) else [attentions]), NoSelfAttention]
-    classes["AutoModel"]._can_record_outputs = {**model._can_record_outputs, "attentions": recorded}
+    if recorded := model._can_record_outputs:
+        attentions = recorded["attentions"]
+        attentions = [*(attentions if isinstance(attentions, list) else [attentions]), NoSelfAttention]
+        classes["AutoModel"]._can_record_outputs = {**recorded, "attentions": attentions}
     for cls in classes.values():
         cls.encoder_class = classes["AutoModel"]
     return {"AutoConfig": config, **classes}

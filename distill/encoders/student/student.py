@@ -8,14 +8,14 @@ This file ships inside exported checkpoints, so it imports torch, transformers a
 """
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from .attention import ExpertAttention, ExpertSelfAttention, keep_heads
+from .attention import ExpertAttention, ExpertSelfAttention, keep_heads, select_biases
 from .configuration import attention_experts, configuration_fault, is_left_out, is_routed
 from .dispatch import Tokens
 from .embedding import LowRankDecoder, LowRankEmbedding
@@ -60,6 +60,8 @@ class StudentLayer:
             self.attention = ExpertAttention(self.attention, experts, config)
         elif config.attention_heads is not None:
             keep_heads(self, family, config.attention_heads[number], config)
+        if family.shares_biases and self.attention is not None:
+            self.get_submodule(family.self_attention).register_forward_pre_hook(partial(select_biases, config, number))
 
     def replace_ffn(self, config: Any, number: int) -> None:
         """Replace the FFN of the layer of this number."""
@@ -75,30 +77,26 @@ class StudentLayer:
             FFNBlock(layer["program"], layer["widths"], layer["inner"], config, experts) for _ in range(layer["stack"])
         )
 
-    def attend(self, hidden_states: Tensor, attention_mask: Tensor | None, tokens: Any = None, **kwargs: Any) -> Tensor:
-        """What the first block of the FFN gets, (B, T, width)."""
+    def attend(self, hidden_states: Tensor, *args: Any, tokens: Tokens | None = None, **kwargs: Any) -> Tensor:
+        """What the first block of the FFN gets, (B, T, width). The other arguments are those of the layer."""
         if isinstance(self.attention, ExpertAttention):
             kwargs["tokens"] = tokens
-        hidden_BTD: Tensor = self.attention(hidden_states, attention_mask, **kwargs)[0]
+        hidden_BTD: Tensor = self.attention(hidden_states, *args, **kwargs)[0]
         family = FAMILIES[self.model_type]
         if family.adds_residuals:
             hidden_BTD = self.get_submodule(family.attention_norm)(hidden_BTD + hidden_states)
         return hidden_BTD
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        *unused: Any,
-        tokens: Tokens | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, hidden_states: Tensor, *args: Any, tokens: Tokens | None = None, **kwargs: Any) -> Any:
         """As the family's layer, unless it is left out; a model with experts passes `tokens`."""
+        family = FAMILIES[self.model_type]
         if self.attention is None:
-            return hidden_states
-        if tokens is None and not FAMILIES[self.model_type].adds_residuals:
-            return super().forward(hidden_states, attention_mask, *unused, **kwargs)  # type: ignore[misc]
-        hidden_BTD = self.attend(hidden_states, attention_mask, tokens, **kwargs)
+            rows, length, _ = hidden_states.shape
+            nothing = hidden_states.new_empty(rows, 0, length, length)
+            return hidden_states if family.attention_interface else (hidden_states, nothing)
+        if tokens is None and not family.adds_residuals:
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        hidden_BTD = self.attend(hidden_states, *args, tokens=tokens, **kwargs)
         routing = None if self.router is None else self.router(hidden_BTD, tokens)
         for block in self.ffn:
             hidden_BTD = block(hidden_BTD, tokens, routing)

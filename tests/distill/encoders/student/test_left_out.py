@@ -32,8 +32,11 @@ def student(family: str, routed: bool) -> tuple[Any, Architecture]:
     return shaken(build(architecture, num_labels=3, template=config)).eval(), architecture
 
 
-@pytest.mark.parametrize("routed", [False, True])
-@pytest.mark.parametrize("family", TEACHERS)
+WITHOUT_EXPERTS = ("mpnet", "deberta-v2")
+KINDS = [(name, routed) for name in TEACHERS for routed in (False, True) if not routed or name not in WITHOUT_EXPERTS]
+
+
+@pytest.mark.parametrize(("family", "routed"), KINDS)
 def test_its_output_is_its_input(family: str, routed: bool) -> None:
     model, architecture = student(family, routed)
     states = model(**inputs(batch()), output_hidden_states=True).hidden_states
@@ -59,11 +62,10 @@ def test_it_costs_nothing(family: str) -> None:
             module.register_forward_hook(count)
     model(input_ids=torch.ones(1, 7, dtype=torch.long))
     width = 3 * architecture.base.width // architecture.base.heads
-    assert cost.macs(architecture, 7, 3) == products + 2 * 7**2 * width
+    assert cost.macs(architecture, 7, 3) == products + 2 * 7 * (7 + architecture.base.relative_positions) * width
 
 
-@pytest.mark.parametrize("routed", [False, True])
-@pytest.mark.parametrize("family", TEACHERS)
+@pytest.mark.parametrize(("family", "routed"), KINDS)
 @torch.no_grad()
 def test_it_is_saved_and_loaded(family: str, routed: bool, tmp_path: Path) -> None:
     model, _ = student(family, routed)
