@@ -12,6 +12,8 @@ from transformers import (
     BertModel,
     DebertaV2ForSequenceClassification,
     ElectraForSequenceClassification,
+    JinaEmbeddingsV3Config,
+    JinaEmbeddingsV3ForSequenceClassification,
     PreTrainedModel,
 )
 
@@ -109,7 +111,7 @@ def renamed(model: PreTrainedModel, model_type: str) -> Any:
         settings[family.embedding_size] = model.config.hidden_size
     same = ("id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id")
     names = {name: getattr(model.config, name) for name in same}
-    if family.has_positions:
+    if family.has_positions is not True:
         settings |= {"relative_attention": False, family.has_positions: True, "pooler_hidden_act": "tanh"}
     config = CONFIG_MAPPING[model_type](**settings, **names, pad_token_id=0)
     prefix_of_class = type(config).__name__.removesuffix("Config")
@@ -158,10 +160,14 @@ def _renamed(name: str, family: Family, prefix: str, cls: type) -> str:
     return name.replace("bert.", prefix, 1) if cls is not BertModel else name
 
 
+# The types whose weights cannot be those of a BERT.
+OF_THEIR_OWN = ("jina_embeddings_v3",)
+
+
 def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
     """Models of types that differ in more than their names, by a name: those with the weights of a BERT, the MPNet also
     with random biases of relative positions; and, with random weights, an ELECTRA whose embeddings are smaller than its
-    width, and a DeBERTa of version 3.
+    width, a DeBERTa of version 3, and an encoder with rotary positions.
     """
     models = {name: renamed(model, name) for name in ("roberta", "electra", "distilbert", "mpnet")}
     small, relative = (copy.deepcopy(renamed(model, name).config) for name in ("electra", "deberta-v2"))
@@ -171,6 +177,9 @@ def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
         torch.manual_seed(0)
         models["small electra"] = shaken(ElectraForSequenceClassification(small)).eval()
         models["deberta-v2"] = shaken(DebertaV2ForSequenceClassification(relative)).eval()
+        sizes = {key: getattr(model.config, key) for key in SIZES.values()}
+        jina = JinaEmbeddingsV3Config(**sizes, num_labels=model.config.num_labels, pad_token_id=0)
+        models["jina"] = shaken(JinaEmbeddingsV3ForSequenceClassification(jina)).eval()
         biases = models["mpnet"].mpnet.encoder.relative_attention_bias.weight
         torch.nn.init.normal_(biases)
     return {"bert": model, **models}

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.encoders.family import family_of, family_of_weights
+from distill.encoders.heads import heads_of
 from distill.encoders.parts import encoder_layers, part, selected
 from distill.encoders.student.families import CHANNELS, HEADS
 from distill.objectives.outputs import LOGITS, Batch, run
@@ -69,7 +70,7 @@ def mask_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss
         Of every layer the scores of its heads (heads,) and of its channels (inner,), float64.
     """
     family, layers = family_of(model), encoder_layers(model)
-    heads = [getattr(part(layer, family.self_attention), family.heads_attribute) for layer in layers]
+    heads = [len(of_layer) for of_layer in heads_of(model.config)]
     of_heads = [torch.zeros(count, dtype=torch.float64) for count in heads]
     of_channels = [torch.zeros(layer.ffn[0].project.in_features, dtype=torch.float64) for layer in layers]
     places = {(i, HEADS): (part(layer, family.output), INPUT) for i, layer in enumerate(layers)}

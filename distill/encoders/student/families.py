@@ -42,6 +42,7 @@ class Family:
         norm: the LayerNorm after the residual connection of the FFN, in a layer.
         adds_residuals: whether the layer itself adds the inputs of attention and FFN to what they return, and
             normalizes the sums; otherwise modules below it do.
+        attention_dropout: in a layer that adds the residuals, the dropout of what the attention returns, if any.
         attention: in a layer, the module with the attention. `attention_norm` is the LayerNorm of its residual
             connection.
         self_attention: in a layer, the module that is passed to transformers' attention functions.
@@ -58,7 +59,7 @@ class Family:
         head_dropout: its key of the dropout before a classifier of sentences; None: that of the layers.
         epsilon: its key of LayerNorm's epsilon, or the epsilon of all models.
         other_keys: other keys of the configuration that a student takes from its teacher.
-        has_positions: its key that says whether there is a table of absolute positions; None: there always is.
+        has_positions: whether there is a table of absolute positions, or the key that says so.
         fault: why a model with a configuration of this type is not supported; empty if it is.
         embedding_size: its key of the size of the embeddings where the linear map `embedding_map` brings their
             normalized sum to the width of the model, unless that is its size.
@@ -78,6 +79,7 @@ class Family:
     project: str = "output.dense"
     norm: str = "output.LayerNorm"
     adds_residuals: bool = False
+    attention_dropout: str | None = None
     attention: str = "attention"
     attention_norm: str = "attention.output.LayerNorm"
     self_attention: str = "attention.self"
@@ -96,7 +98,7 @@ class Family:
     head_dropout: str | None = "classifier_dropout"
     epsilon: str | float = "layer_norm_eps"
     other_keys: tuple[str, ...] = ()
-    has_positions: str | None = None
+    has_positions: bool | str = True
     fault: Callable[[Any], str] = lambda config: ""
     embedding_size: str | None = None
     embedding_map: str = "embeddings_project"
@@ -164,8 +166,10 @@ class Family:
 
     def size(self, config: Any, name: str) -> int:
         """The size in a configuration that is the field `name` of `Base`; 0 if there are no such tables."""
-        if name == "positions" and self.has_positions and not getattr(config, self.has_positions):
-            return 0
+        if name == "positions":
+            there = self.has_positions
+            if not (getattr(config, there) if isinstance(there, str) else there):
+                return 0
         return int(getattr(config, self.sizes[name])) if name in self.sizes else 0
 
     def relative_positions(self, config: Any) -> int:
@@ -302,6 +306,28 @@ _DEBERTA = replace(
     has_positions="position_biased_input",
     fault=_fault_of_deberta,
 )
+_JINA = Family(
+    model_type="jina_embeddings_v3",
+    layers="layers",
+    expand="mlp.fc1",
+    activation="mlp.activation_fn",
+    project="mlp.fc2",
+    norm="post_mlp_layernorm",
+    adds_residuals=True,
+    attention_dropout="post_attention_dropout",
+    attention="self_attn",
+    attention_norm="post_attention_layernorm",
+    self_attention="self_attn",
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    output="self_attn.o_proj",
+    attention_experts=False,
+    word_head=("lm_head",),
+    decoder="lm_head.decoder",
+    other_keys=("max_position_embeddings", "rope_parameters"),
+    has_positions=False,
+)
 _TEACHERS = (
     *(replace(_BERT, model_type=name) for name in ("bert", "ernie")),
     *(replace(_ROBERTA, model_type=name) for name in ("roberta", "xlm-roberta", "camembert", "data2vec-text")),
@@ -309,6 +335,7 @@ _TEACHERS = (
     _DISTILBERT,
     _MPNET,
     _DEBERTA,
+    _JINA,
 )
 FAMILIES: dict[str, Family] = {
     family.model_type: family for teacher in _TEACHERS for family in (teacher, teacher.students())

@@ -43,16 +43,16 @@ class StudentLayer:
     Without heads either, the layer is left out: its output is its input.
     """
 
-    attention: Any
+    attention: Any  # of layers of BERT's kind
     router: Any
     ffn: nn.ModuleList
     get_submodule: Any
 
     def replace_attention(self, config: Any, number: int) -> None:
         """Give the attention of the layer of this number the heads or the experts of the configuration."""
-        self.model_type = config.model_type
-        family = FAMILIES[config.model_type]
-        if is_left_out(config, number):
+        self.family = family = FAMILIES[config.model_type]
+        self.left_out = is_left_out(config, number)
+        if self.left_out:
             for path in (family.attention, family.attention_norm):
                 setattr(self, _first(path), None)
         elif (experts := attention_experts(config, number)) > 1:
@@ -60,7 +60,7 @@ class StudentLayer:
             self.attention = ExpertAttention(self.attention, experts, config)
         elif config.attention_heads is not None:
             keep_heads(self, family, config.attention_heads[number], config)
-        if family.shares_biases and self.attention is not None:
+        if family.shares_biases and not self.left_out:
             self.get_submodule(family.self_attention).register_forward_pre_hook(partial(select_biases, config, number))
 
     def replace_ffn(self, config: Any, number: int) -> None:
@@ -79,18 +79,21 @@ class StudentLayer:
 
     def attend(self, hidden_states: Tensor, *args: Any, tokens: Tokens | None = None, **kwargs: Any) -> Tensor:
         """What the first block of the FFN gets, (B, T, width). The other arguments are those of the layer."""
-        if isinstance(self.attention, ExpertAttention):
+        family = self.family
+        attention = self.get_submodule(family.attention)
+        if isinstance(attention, ExpertAttention):
             kwargs["tokens"] = tokens
-        hidden_BTD: Tensor = self.attention(hidden_states, *args, **kwargs)[0]
-        family = FAMILIES[self.model_type]
+        hidden_BTD: Tensor = attention(hidden_states, *args, **kwargs)[0]
+        if family.attention_dropout:
+            hidden_BTD = self.get_submodule(family.attention_dropout)(hidden_BTD)
         if family.adds_residuals:
             hidden_BTD = self.get_submodule(family.attention_norm)(hidden_BTD + hidden_states)
         return hidden_BTD
 
     def forward(self, hidden_states: Tensor, *args: Any, tokens: Tokens | None = None, **kwargs: Any) -> Any:
         """As the family's layer, unless it is left out; a model with experts passes `tokens`."""
-        family = FAMILIES[self.model_type]
-        if self.attention is None:
+        family = self.family
+        if self.left_out:
             rows, length, _ = hidden_states.shape
             nothing = hidden_states.new_empty(rows, 0, length, length)
             return hidden_states if family.attention_interface else (hidden_states, nothing)
@@ -169,7 +172,7 @@ class Student:
         encoder = self.base_model
         if encoder is self:
             _reset(self.modules())
-            for number, layer in enumerate(self.layers):
+            for number, layer in enumerate(self.student_layers):
                 layer.replace_ffn(config, number)
         else:
             pooling = {"add_pooling_layer": encoder.pooler is not None} if hasattr(encoder, "pooler") else {}
@@ -192,12 +195,12 @@ class Student:
             self.set_input_embeddings(LowRankEmbedding(*sizes, words.padding_idx))
         if is_routed(self.config):
             self.register_forward_pre_hook(_with_tokens, with_kwargs=True)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.student_layers):
             adopt(layer, StudentLayer)
             layer.replace_attention(self.config, number)
         # What a device map and FSDP keep on one device; FSDP wants no class that the model does not contain.
         kinds = {type(module).__name__ for module in self.modules()}
-        layers = {type(layer).__name__ for layer in self.layers}
+        layers = {type(layer).__name__ for layer in self.student_layers}
         self._no_split_modules = {*self._no_split_modules, *layers} & kinds
 
     def replace_decoder(self) -> None:
@@ -215,7 +218,7 @@ class Student:
         self.all_tied_weights_keys = {**self.all_tied_weights_keys, **maps}
 
     @property
-    def layers(self) -> nn.ModuleList:
+    def student_layers(self) -> nn.ModuleList:
         """The layers of a base model."""
         layers: nn.ModuleList = self.get_submodule(FAMILIES[self.config.model_type].layers)
         return layers

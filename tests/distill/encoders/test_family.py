@@ -24,11 +24,11 @@ from distill.encoders.verify import verify
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
 from distill.tasks.types import QUESTION_ANSWERING
 from distill.training.teacher import locate
-from tests.renamed import CLASSES, as_roberta, comparable, renamed, same, sentences, twins
+from tests.renamed import CLASSES, OF_THEIR_OWN, as_roberta, comparable, renamed, same, sentences, twins
 from tests.tiny import SIZES, batch, bert, inputs, shaken
 
 WITH_HEAD = list(CLASSES)[1:]
-OTHERS = [name for name in supported() if name != "bert"]
+OTHERS = [name for name in supported() if name not in ("bert", *OF_THEIR_OWN)]
 
 
 def model(cls: type, **settings: Any) -> PreTrainedModel:
