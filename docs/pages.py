@@ -2,7 +2,8 @@
 
 README.md is the first page; the guides in docs/, the files of results/, CONTRIBUTING.md, SECURITY.md and CHANGELOG.md
 become pages as they are, with their links changed; the references of the configuration and of the commands are
-generated from the code, and every package gets a page that is generated from the docstrings of its modules.
+generated from the code, as is the table of encoders, and every package gets a page that is generated from the
+docstrings of its modules.
 """
 
 import posixpath
@@ -47,7 +48,11 @@ GUIDES: dict[str, str | dict[str, str]] = {
     "Commands": "commands.md",
 }
 # Pages that end with a generated reference -> what generates it.
-GENERATED = {"configuration.md": reference.configuration, "commands.md": reference.commands}
+GENERATED = {
+    "configuration.md": reference.configuration,
+    "commands.md": reference.commands,
+    "own_teacher.md": reference.families,
+}
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.M)

@@ -1,5 +1,5 @@
 """Generates the references of the documentation: the configuration from the pydantic models, the commands from their
-parsers.
+parsers, the types of encoders from their families.
 """
 
 import inspect
@@ -12,6 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from distill.encoders.family import supported
+from distill.encoders.student.families import FAMILIES
+from distill.encoders.student.modeling_nas import classes_of
 from nas.__main__ import COMMANDS
 from nas.config.schema import StudyConfig
 
@@ -44,6 +47,22 @@ def configuration() -> str:
             parts.append(f"| `{key}` | {_value(properties[key])} | {default} | {_cell(meanings[key])} |")
         parts.append("")
     return "\n".join(parts)
+
+
+def families() -> str:
+    """The types of encoders that are supported, as Markdown."""
+    rows = ["| `model_type` | class of its students | what they cannot have |", "|---|---|---|"]
+    for model_type in supported():
+        family, model = FAMILIES[model_type], classes_of(model_type)["AutoModel"]
+        lacking = {
+            "experts": not family.attention_interface,
+            "experts of attention": family.attention_interface and not family.attention_experts,
+            "experts of the head, trigrams": model_type != "bert",
+        }
+        rows.append(
+            f"| `{model_type}` | `{model.__name__}` | {', '.join(name for name, true in lacking.items() if true)} |"
+        )
+    return "\n".join(rows)
 
 
 def _tables(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:

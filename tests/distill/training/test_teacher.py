@@ -1,11 +1,13 @@
 """Teachers: refused, fine-tuned, kept, and their outputs on disk."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import BertConfig, DistilBertConfig, GPT2Config
+from transformers import BertConfig, DebertaV2Config, GPT2Config, PretrainedConfig, T5Config
 
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
@@ -18,10 +20,30 @@ from tests.tiny import SIZES, batch, bert, inputs
 EVERYTHING = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
 
 
-@pytest.mark.parametrize("config", [DistilBertConfig(), GPT2Config()])
-def test_other_shapes_are_refused(tmp_path: Path, config: DistilBertConfig) -> None:
+@pytest.mark.parametrize("config", [T5Config(), GPT2Config()])
+def test_other_shapes_are_refused(tmp_path: Path, config: PretrainedConfig) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(TeacherError, match=f"is of type '{config.model_type}'; supported are bert, .*roberta"):
+        load_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"conv_kernel_size": 3}, "conv_kernel_size is above 0: models with a convolution are not supported"),
+        ({"embedding_size": 8}, "embedding_size is not hidden_size: models with smaller"),
+        ({"share_att_key": False}, "share_att_key is false"),
+        ({"norm_rel_ebd": "none"}, "norm_rel_ebd must be"),
+        ({"pos_att_type": ["c2p"]}, 'pos_att_type "c2p|p2c"'),
+    ],
+)
+def test_some_models_of_a_type_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    published = {"relative_attention": True, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    published |= {"pos_att_type": ["c2p", "p2c"]}
+    DebertaV2Config(**SIZES, **published).save_pretrained(tmp_path)
+    load_config(str(tmp_path))
+    DebertaV2Config(**SIZES, **published | changes).save_pretrained(tmp_path)
+    with pytest.raises(TeacherError, match=f"^the model '.*': .*{re.escape(said)}"):
         load_config(str(tmp_path))
 
 
