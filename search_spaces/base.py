@@ -22,7 +22,7 @@ LARGEST = {
 }
 # The sizes that may be 0, and the defaults of fields that files do not contain, as there were none of them once.
 MAY_BE_ZERO = ("positions", "token_types", "head_biases", "relative_positions")
-LEFT_OUT = {"trigrams": True, "head_biases": 0, "relative_positions": 0}
+LEFT_OUT = {"trigrams": True, "head_biases": 0, "relative_positions": 0, "pre_norm": False}
 MOST_EXPERTS = 64
 GATE_SCALES = ("relative", "probability")
 # The values of the fields of a base that have a choice.
@@ -52,6 +52,8 @@ class Base:
             layers; 0: there is none.
         relative_positions: rows of DeBERTa's table of relative positions, which is as wide as the model, has a
             LayerNorm, and is shared by all layers; 0: there is none.
+        pre_norm: whether the LayerNorms of attention and FFN are before them, and one more after the last layer;
+            otherwise they are after the residual connections.
         gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
         mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
         gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
@@ -77,6 +79,7 @@ class Base:
     trigrams: bool = True
     head_biases: int = 0
     relative_positions: int = 0
+    pre_norm: bool = False
     gelu: str = "tanh"
     mismatch: str = "narrow"
     gate_scale: str = "relative"
@@ -89,8 +92,9 @@ class Base:
             if name == "embedding" and value is None:
                 continue
             check_integer(f"base.{name}", value, largest, smallest=0 if name in MAY_BE_ZERO else 1)
-        if not isinstance(self.trigrams, bool):
-            raise ArchitectureError(f"base.trigrams: must be true or false, not {shortened(self.trigrams)}")
+        for name in ("trigrams", "pre_norm"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ArchitectureError(f"base.{name}: must be true or false, not {shortened(value)}")
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:

@@ -111,7 +111,8 @@ def embedding_params(base: Base, part: Embedding = FULL) -> int:
         words = base.vocabulary * base.embedding + _linear(mapped, base.width)
     relative = (base.relative_positions + 2) * base.width if base.relative_positions else 0
     absolute = (base.positions + base.token_types + 2) * base.table_width
-    return words + absolute + relative + base.head_biases * base.heads
+    final_norm = 2 * base.width if base.pre_norm else 0
+    return words + absolute + relative + final_norm + base.head_biases * base.heads
 
 
 def layer_params(base: Base, layer: Layer) -> int:

@@ -44,7 +44,8 @@ class EmbeddingBytes:
         # The map of an embedding of smaller rank has no bias, but scales.
         scales = (self.runtime == INT8) * (part.rank is not None) * SCALE_AND_ZERO * base.width
         map_biases = 0 if base.embedding is None else base.width
-        weights = _bytes(cost.embedding_params(base, part), map_biases, 2 * base.table_width, self.runtime)
+        norms = 2 * base.table_width + (2 * base.width if base.pre_norm else 0)
+        weights = _bytes(cost.embedding_params(base, part), map_biases, norms, self.runtime)
         return weights + scales
 
 

@@ -101,6 +101,8 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
             raise refused(name, value)
     if base.token_types and "token_types" not in family.sizes:
         raise refused("base.token_types", base.token_types)
+    if base.pre_norm != family.pre_norm:
+        raise refused("base.pre_norm", str(base.pre_norm).lower())
     if base.embedding and base.trigrams == bool(family.embedding_size):
         raise refused("base.trigrams", str(base.trigrams).lower())
     if not family.attention_interface and any(ffn.experts != DENSE for ffn in architecture.ffns):
@@ -238,7 +240,7 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     activation, gelu = ACTIVATIONS[name]
     sizes: dict[str, Any] = {field: family.size(config, field) for field in {**SIZES, **family.sizes}}
     embedding = family.embedding(config)
-    sizes |= {"relative_positions": family.relative_positions(config)}
+    sizes |= {"relative_positions": family.relative_positions(config), "pre_norm": family.pre_norm}
     base = Base(**sizes, embedding=embedding, trigrams=embedding is None, gelu=gelu)
     return base, FFNGraph.parse(f"project({activation}(expand(x)))")
 
@@ -252,8 +254,8 @@ def from_teacher(
     """A supernet that approximates its teacher's function, or computes exactly that function with one block per layer.
 
     The lowest block of each layer is a copy of the teacher's FFN. Further blocks are initialized close to the identity:
-    `project` is zero, and the weight and bias of their LayerNorm are the standard deviation and the mean of their
-    input, averaged over tokens.
+    `project` is zero, and, where it follows, the weight and bias of their LayerNorm are the standard deviation and the
+    mean of their input, averaged over tokens.
 
     Args:
         teacher: an encoder with any head, as `distill.training.teacher.load_model` checks and loads it.
@@ -282,7 +284,8 @@ def from_teacher(
                 )
                 for name, value in (("weight", deviation), ("bias", mean)):
                     weights[f"{project}.{name}"] = torch.zeros_like(weights[f"{project}.{name}"])
-                    weights[f"{norm}.{name}"] = torch.full_like(weights[f"{norm}.{name}"], value)
+                    if not family.pre_norm:
+                        weights[f"{norm}.{name}"] = torch.full_like(weights[f"{norm}.{name}"], value)
     supernet.load_state_dict(weights)
     return supernet
 

@@ -15,6 +15,8 @@ from transformers import (
     JinaEmbeddingsV3Config,
     JinaEmbeddingsV3ForSequenceClassification,
     PreTrainedModel,
+    RobertaPreLayerNormConfig,
+    RobertaPreLayerNormForSequenceClassification,
 )
 
 from distill.encoders.student.families import FAMILIES, SIZES, Family
@@ -160,14 +162,19 @@ def _renamed(name: str, family: Family, prefix: str, cls: type) -> str:
     return name.replace("bert.", prefix, 1) if cls is not BertModel else name
 
 
+def sizes_of(model: PreTrainedModel) -> dict[str, int]:
+    """The sizes of a BERT, by the keys of its configuration."""
+    return {key: getattr(model.config, key) for key in SIZES.values()}
+
+
 # The types whose weights cannot be those of a BERT.
-OF_THEIR_OWN = ("jina_embeddings_v3",)
+OF_THEIR_OWN = ("jina_embeddings_v3", "roberta-prelayernorm")
 
 
 def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
     """Models of types that differ in more than their names, by a name: those with the weights of a BERT, the MPNet also
     with random biases of relative positions; and, with random weights, an ELECTRA whose embeddings are smaller than its
-    width, a DeBERTa of version 3, and an encoder with rotary positions.
+    width, a DeBERTa of version 3, and encoders with rotary positions and with LayerNorms before attention and FFN.
     """
     models = {name: renamed(model, name) for name in ("roberta", "electra", "distilbert", "mpnet")}
     small, relative = (copy.deepcopy(renamed(model, name).config) for name in ("electra", "deberta-v2"))
@@ -177,8 +184,9 @@ def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
         torch.manual_seed(0)
         models["small electra"] = shaken(ElectraForSequenceClassification(small)).eval()
         models["deberta-v2"] = shaken(DebertaV2ForSequenceClassification(relative)).eval()
-        sizes = {key: getattr(model.config, key) for key in SIZES.values()}
-        jina = JinaEmbeddingsV3Config(**sizes, num_labels=model.config.num_labels, pad_token_id=0)
+        before = RobertaPreLayerNormConfig(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
+        models["pre-norm"] = shaken(RobertaPreLayerNormForSequenceClassification(before)).eval()
+        jina = JinaEmbeddingsV3Config(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
         models["jina"] = shaken(JinaEmbeddingsV3ForSequenceClassification(jina)).eval()
         biases = models["mpnet"].mpnet.encoder.relative_attention_bias.weight
         torch.nn.init.normal_(biases)

@@ -114,9 +114,10 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
     the widest one, which does not change what they compute. Layers without heads and without an FFN are dropped, and a
     word embedding of lower rank is multiplied out.
 
-    An ordinary layer normalizes after its attention and after its FFN; a student's layer without an FFN only once. The
-    scale and shift of its LayerNorm move behind the FFN of zeros. Then the first LayerNorm has neither, so that
-    normalizing again changes nothing but for epsilon: a relative change of epsilon / 2 · (1 - 1 / variance).
+    Where LayerNorms follow them, an ordinary layer normalizes after its attention and after its FFN; a student's layer
+    without an FFN only once. The scale and shift of its LayerNorm move behind the FFN of zeros. Then the first
+    LayerNorm has neither, so that normalizing again changes nothing but for epsilon: a relative change of
+    epsilon / 2 · (1 - 1 / variance).
 
     Args:
         form: the `model_type` of its family.
@@ -135,7 +136,8 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
         )
     ordinary, layers = FAMILIES[form], remaining_layers(config)
     config_class = CONFIG_MAPPING[form]
-    settings = {name: value for name, value in config.to_dict().items() if name in config_class().to_dict()}
+    known = {*config_class().to_dict(), *family.kept_keys}
+    settings = {name: value for name, value in config.to_dict().items() if name in known}
     for name in ("model_type", "architectures", "auto_map", "transformers_version", "num_labels"):
         settings.pop(name, None)
     settings |= {
@@ -183,7 +185,7 @@ def _renamed(student: PreTrainedModel, ordinary: Family, layers: list[int]) -> d
             prefix, layer, inside = parts
             if layer not in layers:
                 continue
-            if not student.config.ffn[layer]["stack"]:
+            if not student.config.ffn[layer]["stack"] and not family.pre_norm:
                 inside = inside.replace(f"{ordinary.attention_norm}.", f"{ordinary.norm}.")
             name = f"{prefix}{layers.index(layer)}.{inside}"
         result[name] = tensor
@@ -219,7 +221,9 @@ def _check(student: PreTrainedModel, model: PreTrainedModel) -> None:
     expected, actual = (task_type.logits(either(**batch)) for either in (student, model))
     difference = float((actual - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
-        twice = not all(student.config.ffn[layer]["stack"] for layer in remaining_layers(student.config))
+        twice = not family_of(student).pre_norm and not all(
+            student.config.ffn[layer]["stack"] for layer in remaining_layers(student.config)
+        )
         epsilon = family_of(student).norm_epsilon(student.config)
         cause = f"layers without an FFN are normalized twice, with the epsilon {epsilon:g}; export it without --as"
         raise ExportError(

@@ -68,6 +68,8 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
         found = onnx_parts(files, settings.batch, settings.tokens).values()
     whole = [1e6 * latency.quiet for latency, _ in found]
     teacher, *measured = undisturbed([parts for _, parts in found], whole)
+    if base.pre_norm:  # the LayerNorm of the first attention belongs to the embeddings
+        measured = [[first + second, *others] for first, second, *others in measured]
     times = solution([equation for pair in zip(architectures, measured, strict=True) for equation in equations(*pair)])
     steps = {attention_step(heads): times[attention_step(heads)] for heads in settings.measured_heads}
     for name in (*dense_steps(base, widths), *map(rank_step, settings.measured_ranks)):

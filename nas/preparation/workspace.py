@@ -177,6 +177,7 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         there = {name: family.size(teacher, name) for name in ("positions", "token_types")}
         changes: dict[str, Any] = {name: 0 for name, size in there.items() if not size}
         changes["head_biases"] = family.size(teacher, "head_biases")
+        changes["pre_norm"] = family.pre_norm
         changes["relative_positions"] = family.relative_positions(teacher)
         changes["trigrams"] = base.embedding is None or family.embedding_size is None
         base = replace(base, **changes)

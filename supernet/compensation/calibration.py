@@ -42,6 +42,8 @@ class Calibration:
 
     def output(self, layer: int, epsilon: float) -> Tensor:
         """The output (N, D) of a layer of the reference, whose LayerNorms have this epsilon."""
+        if not self.norms:
+            return self.sums[layer][-1]
         return _normalized(self.sums[layer][-1], self.norms[layer], epsilon)
 
     def attention_output(self, layer: int, epsilon: float) -> Tensor:
@@ -111,18 +113,24 @@ def calibrate(
     Raises:
         CompensationError: a sum is not finite.
     """
-    layers = [list(layer.ffn) for layer in encoder_layers(supernet)]
+    family, layers = family_of(supernet), [list(layer.ffn) for layer in encoder_layers(supernet)]
     supernet.to(accelerator.device)
-    norms = [block.LayerNorm for blocks in layers for block in blocks]
-    attention_norm = family_of(supernet).attention_norm
-    of_attentions = [part(layer, attention_norm) for layer in encoder_layers(supernet)] if attentions else []
-    inputs = iter(module_inputs(supernet, [*norms, *of_attentions], batches, accelerator.autocast))
+    if family.pre_norm:  # what gets a sum is the next block, the next layer or the last LayerNorm
+        following = [*encoder_layers(supernet)[1:], part(supernet.base_model, family.final_norm)]
+        getting = [module for blocks, above in zip(layers, following, strict=True) for module in (*blocks[1:], above)]
+        of_attentions = [blocks[0] for blocks in layers] if attentions else []
+    else:
+        getting = [block.LayerNorm for blocks in layers for block in blocks]
+        of_attentions = [part(layer, family.attention_norm) for layer in encoder_layers(supernet)] if attentions else []
+    inputs = iter(module_inputs(supernet, [*getting, *of_attentions], batches, accelerator.autocast))
     sums = tuple(tuple(next(inputs) for _ in blocks) for blocks in layers)
     attention_sums = tuple(inputs)
     for i, layer in enumerate(sums):
         if not all(bool(torch.isfinite(sum_ND).all()) for sum_ND in layer):
             raise CompensationError(f"layers[{i}] of the supernet is not finite: lower its learning rate")
     kept = tuple({name: tensor.cpu() for name, tensor in model_inputs(supernet, batch).items()} for batch in batches)
+    if family.pre_norm:
+        return Calibration(kept, sums, (), attention_sums)
     top_norms, attention_norms = (
         tuple(torch.stack((norm.weight, norm.bias)).detach().float().cpu() for norm in some)
         for some in ([blocks[-1].LayerNorm for blocks in layers], of_attentions)

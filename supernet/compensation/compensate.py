@@ -10,7 +10,9 @@ weight and bias of the highest LayerNorm are refitted, too.
 Where a part is missing, parameters that remain are refitted in its place, at no cost: in a layer without an FFN, weight
 and bias of the attention's LayerNorm (target: the output of the reference's layer); in an attention without heads, its
 bias and then its LayerNorm (target: the output of the reference's attention); and where a layer is left out, the
-LayerNorm below it (target: the output of the reference's layer).
+LayerNorm below it (target: the output of the reference's layer). In families that normalize before attention and FFN
+there are no such LayerNorms: in a layer without an FFN the target of the attention is the output of the reference's
+layer.
 
 Dimensions are those of `distill.encoders.student.dispatch`: N tokens without padding, S slots of experts; E channels of
 the input of `project`; D channels of its output. A block without experts has one slot per token.
@@ -90,18 +92,21 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
                 ]
             if solves_attention:
                 x_ND, context_NE = _of_tokens(hidden, valid), _of_tokens(contexts, valid)
-                target_ND = calibration.attention_sums[i].to(x_ND.device)
+                whole = family.pre_norm and not len(layer.ffn)
+                target_ND = calibration.output(i, epsilon) if whole else calibration.attention_sums[i]
                 try:
-                    sum_ND = _solve_attention(output, context_NE, x_ND, target_ND, held_out_N.to(x_ND.device))
-                    attended = _with_tokens(attended, valid, norm(sum_ND))
-                    if not context_NE.shape[1]:
+                    sum_ND = _solve_attention(
+                        output, context_NE, x_ND, target_ND.to(x_ND.device), held_out_N.to(x_ND.device)
+                    )
+                    attended = _with_tokens(attended, valid, sum_ND if family.pre_norm else norm(sum_ND))
+                    if not context_NE.shape[1] and not family.pre_norm:
                         attended = _solve_norm(
                             norm, attended, valid, calibration.attention_output(i, epsilon), held_out_N
                         )
                 except CompensationError as error:
                     raise CompensationError(f"layers[{i}], attention: {error}") from None
             hidden = attended
-        if not len(layer.ffn):
+        if not len(layer.ffn) and not family.pre_norm:
             try:
                 hidden = _solve_norm(norm, hidden, valid, calibration.output(i, epsilon), held_out_N)
             except CompensationError as error:
@@ -121,8 +126,8 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
             except CompensationError as error:
                 raise CompensationError(f"layers[{i}], block {j}: {error}") from None
             norm = block.LayerNorm
-            hidden = _with_tokens(hidden, valid, norm(sum_ND))
-            if j == len(layer.ffn) - 1 != len(calibration.sums[i]) - 1:
+            hidden = _with_tokens(hidden, valid, sum_ND if family.pre_norm else norm(sum_ND))
+            if j == len(layer.ffn) - 1 != len(calibration.sums[i]) - 1 and not family.pre_norm:
                 hidden = _solve_norm(norm, hidden, valid, calibration.output(i, epsilon), held_out_N)
 
 
@@ -231,7 +236,7 @@ def _after_project(block: FFNBlock, values: Sequence[Tensor], projected_SD: Tens
 
 def _token_slots(block: FFNBlock, hidden: Sequence[Tensor], valid: Sequence[Tensor]) -> _Slots:
     """The slots of a block without experts."""
-    x_ND = torch.cat([states[chosen] for states, chosen in zip(hidden, valid, strict=True)])
+    x_ND = block.normalized(torch.cat([states[chosen] for states, chosen in zip(hidden, valid, strict=True)]))
     values, project_input = _before_project(block, x_ND)
     token_S = torch.arange(len(x_ND), device=x_ND.device)
     weight_S = torch.ones(len(x_ND), device=x_ND.device)
@@ -244,8 +249,10 @@ def _expert_slots(
     """The slots of a block with experts, without those that hold no token."""
     parts: list[tuple[Tensor, ...]] = []
     project_input, first = 0, 0
-    for states_BTD, valid_BT, of_batch in zip(hidden, valid, tokens, strict=True):
-        routing = router(states_BTD, of_batch)
+    for hidden_BTD, valid_BT, of_batch in zip(hidden, valid, tokens, strict=True):
+        # The router of a layer, which chooses for all of its blocks, gets the hidden states.
+        states_BTD = block.normalized(hidden_BTD)
+        routing = router(hidden_BTD if block.router is None else states_BTD, of_batch)
         dispatch = routing.dispatch
         values, project_input = _before_project(
             block, take(states_BTD.reshape(-1, states_BTD.shape[-1]), dispatch), dispatch

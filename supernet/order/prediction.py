@@ -5,7 +5,7 @@ A layer computes y = W h + b from the channels h = op(expand(x)). With its first
 and with W and b refitted, it computes the linear regression of y on these channels. The error of the regression in the
 metric of the Fisher information of y is twice the increase in loss, to second order (`supernet.order.moments`).
 Without an FFN, y is approximated channel by channel, y_d ≈ a_d x_d + b_d, by refitting the weight and bias of the
-LayerNorm before it.
+LayerNorm before it; in families that normalize before attention and FFN, by its mean.
 
 Attention heads are predicted alike: y is then the output of the attention, and h are the outputs of the heads.
 
@@ -65,11 +65,12 @@ def predicted_losses(
     losses: dict[str, list[Tensor]] = {op: [] for op in operations}
     blocks: list[Any] = [layer.ffn[0] for layer in encoder_layers(model)]
     for block, of_layer, inputs_ND in zip(blocks, moments, module_inputs(model, blocks, batches), strict=True):
-        x_ND = inputs_ND.to(model.device)
         root_DD = root_of(of_layer[0].metric_DD)
         with torch.no_grad():
+            x_ND = block.normalized(inputs_ND.to(model.device))
             output_ND = _centered(block.f(x_ND)).double().cpu()
-            without = (affine_residuals(x_ND.cpu(), output_ND) @ root_DD).square().sum() / len(x_ND)
+            left_ND = output_ND if block.pre_norm else affine_residuals(inputs_ND, output_ND)
+            without = (left_ND @ root_DD).square().sum() / len(x_ND)
             expanded_NE = block.expand(x_ND)[:, :limit]
             for op in operations:
                 channels_NE = block.apply_op(op, [expanded_NE]).cpu()
@@ -103,7 +104,8 @@ def predicted_losses_of_heads(model: PreTrainedModel, batches: Iterable[Batch], 
     ):
         root_DD = root_of(of_layer.metric_DD)
         output_ND = _centered(linear(context_NE.to(model.device)).detach()).double().cpu()
-        without = (affine_residuals(input_ND.cpu(), output_ND) @ root_DD).square().sum() / len(input_ND)
+        left_ND = output_ND if family.pre_norm else affine_residuals(input_ND.cpu(), output_ND)
+        without = (left_ND @ root_DD).square().sum() / len(input_ND)
         errors = regression_errors(context_NE.cpu(), output_ND @ root_DD)[:: context_NE.shape[1] // heads]
         losses.append(torch.cat((without[None], errors[1:])) / 2)
     return losses

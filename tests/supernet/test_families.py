@@ -20,7 +20,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_relative_imports
 
 from distill.encoders.family import family_of, supported
-from distill.encoders.parts import encoder_layers
+from distill.encoders.parts import encoder_layers, model_inputs
 from distill.encoders.student import modeling_nas, modeling_nas_bert
 from distill.encoders.student.families import FAMILIES
 from distill.encoders.students import CLASSES as STUDENTS
@@ -29,22 +29,23 @@ from distill.tasks.types import task_type_of
 from distill.training.students import some_layers
 from distill.training.teacher import TeacherError, load_config, load_model
 from nas.export.ordinary import ordinary_form
-from search_spaces import FFN, Architecture, Experts
+from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
 from search_spaces.graph import FFNGraph
-from supernet.build import BuildError, base_of_teacher, build, config_of, from_teacher
+from supernet.build import BuildError, base_of_teacher, build, config_of, from_teacher, layer_output_statistics
 from supernet.compensation.calibration import calibrate
 from supernet.compensation.compensate import compensate
 from supernet.inherit import inherit
 from supernet.order.importance import neuron_importance, sort_channels, summed_loss
 from supernet.pruning import Kept, prune
-from tests.renamed import CLASSES, OF_THEIR_OWN, comparable, same, sentences, twins
-from tests.tiny import BASE, SIZES, inputs, shaken
+from tests.renamed import CLASSES, OF_THEIR_OWN, comparable, of_every_kind, same, sentences, twins
+from tests.tiny import BASE, SIZES, bert, inputs, shaken
 
 HALF = Fraction(1, 2)
 WITH_HEAD = list(CLASSES)[1:]
 # Types that differ in more than their names.
 KINDS = ("roberta", "electra", "distilbert", "mpnet")
 OTHERS = [name for name in supported() if name not in ("bert", *OF_THEIR_OWN)]
+EVERY_KIND = of_every_kind(bert())
 GRAPHS = ("project(gelu(expand(x)))", "project(mul(gelu(expand(x)),gate(x)))", "tanh(project(relu(expand(x))))")
 
 
@@ -202,3 +203,40 @@ def test_all_modules_are_named(module: ModuleType) -> None:
     file = Path(str(module.__file__))
     others = {path.stem for path in file.parent.glob("*.py") if not path.stem.startswith(("__", "modeling_"))}
     assert set(get_relative_imports(file)) - {"modeling_nas"} == others
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+@torch.no_grad()
+def test_students_of_every_kind(name: str, accelerator: Accelerator) -> None:
+    """A supernet computes what its teacher does, and so do all of its channels and heads, compensated; a candidate with
+    fewer is closer to the teacher if compensated, and has an ordinary form.
+    """
+    teacher = EVERY_KIND[name]
+    base, graph = base_of_teacher(teacher.config)
+    batches = [sentences(8, seed=seed) for seed in (2, 3, 4)]
+    statistics = layer_output_statistics(teacher, batches)
+    twice = from_teacher(teacher, stack=2, block_inputs=statistics).eval()
+    supernet = from_teacher(teacher, stack=1).eval()
+    expected = teacher(**model_inputs(teacher, sentences())).logits
+    torch.testing.assert_close(supernet(**model_inputs(teacher, sentences())).logits, expected, rtol=0, atol=1e-6)
+    if base.pre_norm:  # then a second block adds nothing at all
+        torch.testing.assert_close(twice(**model_inputs(teacher, sentences())).logits, expected, rtol=0, atol=1e-6)
+    calibration = calibrate(supernet, batches, accelerator, attentions=True)
+
+    def fidelity(layers: tuple[Layer, ...], compensated: bool) -> float:
+        architecture = Architecture(base, layers)
+        weights = inherit(supernet.state_dict(), architecture)
+        student = build(architecture, num_labels=3, template=teacher.config, weights=weights).eval()
+        assert sum(p.numel() for p in student.parameters()) == cost.params(architecture, 3)
+        if compensated:
+            compensate(student, calibration, accelerator)
+        if layers[0].ffn.stack and layers[1].ffn.stack:
+            ordinary_form(student, teacher.config.model_type)
+        return float((student(**model_inputs(teacher, sentences())).logits - expected).abs().mean())
+
+    assert fidelity((Layer(Attention(4), FFN(graph)),) * 2, True) < 1e-5
+    for layers in (
+        (Layer(Attention(2), FFN(graph, expansion=HALF)), Layer(Attention(1), FFN(graph, expansion=HALF))),
+        (Layer(Attention(0), FFN(graph, expansion=HALF)), Layer(Attention(3), FFN(stack=0))),
+    ):
+        assert fidelity(layers, True) < fidelity(layers, False)

@@ -26,6 +26,10 @@ SIZES = {
 }
 
 
+def _no_fault(config: Any) -> str:
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Where the parts of an encoder are. Paths are relative to the base model or, where it says "in a layer", to one of
@@ -39,12 +43,13 @@ class Family:
         expand, activation, project: the three modules of the FFN, in a layer. Any module that maps the model's width to
             itself can replace the FFN: it takes the place of `expand`, and identities those of the other two. A student
             has no `activation`.
-        norm: the LayerNorm after the residual connection of the FFN, in a layer.
+        pre_norm: whether the LayerNorms of attention and FFN are before them, and one, `final_norm`, after the last
+            layer; otherwise they are after the residual connections.
+        norm: the LayerNorm of the FFN, in a layer.
         adds_residuals: whether the layer itself adds the inputs of attention and FFN to what they return, and
             normalizes the sums; otherwise modules below it do.
         attention_dropout: in a layer that adds the residuals, the dropout of what the attention returns, if any.
-        attention: in a layer, the module with the attention. `attention_norm` is the LayerNorm of its residual
-            connection.
+        attention: in a layer, the module with the attention, and `attention_norm` its LayerNorm.
         self_attention: in a layer, the module that is passed to transformers' attention functions.
         query, key, value, output: the linear maps of the attention, in a layer.
         heads_attribute: the attribute of `self_attention` with the number of heads.
@@ -77,6 +82,8 @@ class Family:
     expand: str = "intermediate.dense"
     activation: str | None = "intermediate.intermediate_act_fn"
     project: str = "output.dense"
+    pre_norm: bool = False
+    final_norm: str = ""
     norm: str = "output.LayerNorm"
     adds_residuals: bool = False
     attention_dropout: str | None = None
@@ -99,7 +106,7 @@ class Family:
     epsilon: str | float = "layer_norm_eps"
     other_keys: tuple[str, ...] = ()
     has_positions: bool | str = True
-    fault: Callable[[Any], str] = lambda config: ""
+    fault: Callable[[Any], str] = _no_fault
     embedding_size: str | None = None
     embedding_map: str = "embeddings_project"
     first_position: int | None = 0
@@ -306,6 +313,14 @@ _DEBERTA = replace(
     has_positions="position_biased_input",
     fault=_fault_of_deberta,
 )
+_ROBERTA_PRELAYERNORM = replace(
+    _ROBERTA,
+    model_type="roberta-prelayernorm",
+    pre_norm=True,
+    final_norm="LayerNorm",
+    norm="intermediate.LayerNorm",
+    attention_norm="attention.LayerNorm",
+)
 _JINA = Family(
     model_type="jina_embeddings_v3",
     layers="layers",
@@ -336,6 +351,7 @@ _TEACHERS = (
     _MPNET,
     _DEBERTA,
     _JINA,
+    _ROBERTA_PRELAYERNORM,
 )
 FAMILIES: dict[str, Family] = {
     family.model_type: family for teacher in _TEACHERS for family in (teacher, teacher.students())

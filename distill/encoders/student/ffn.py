@@ -1,4 +1,5 @@
-"""A feed-forward block that computes a graph f, either dense or with experts: h <- LayerNorm(h + dropout(f(h))).
+"""A feed-forward block that computes a graph f, either dense or with experts: h <- LayerNorm(h + dropout(f(h))), or in
+families with the LayerNorm before it h <- h + dropout(f(LayerNorm(h))).
 
 This file ships inside every exported checkpoint, so it imports torch and its neighbors only.
 """
@@ -97,8 +98,13 @@ class FFNBlock(nn.Module):
         if experts is not None and router_class(experts).reads_hidden_states:
             self.router = router_class(experts)(experts, config, is_batched(config.hidden_size, inner))
         family = FAMILIES[config.model_type]
+        self.pre_norm = family.pre_norm
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=family.norm_epsilon(config))
         self.dropout = nn.Dropout(getattr(config, family.dropouts[0]))
+
+    def normalized(self, hidden: Tensor) -> Tensor:
+        """What the graph's function gets for these hidden states (..., width)."""
+        return self.LayerNorm(hidden) if self.pre_norm else hidden
 
     def f(self, x: Tensor, *dispatch: Dispatch) -> Tensor:
         """The graph's function: (..., width) -> (..., width). With experts, on slots (S, width) and with their
@@ -129,8 +135,10 @@ class FFNBlock(nn.Module):
         """(B, T, width) -> (B, T, width). A block with its own router requires `tokens`; one with the layer's
         `routing`.
         """
+        x_BTD = self.normalized(hidden_BTD)
         if self.router is not None:
             assert tokens is not None
-            routing = self.router(hidden_BTD, tokens)
-        change_BTD = self.f(hidden_BTD) if routing is None else self.routed(hidden_BTD, routing)
-        return self.LayerNorm(hidden_BTD + self.dropout(change_BTD))
+            routing = self.router(x_BTD, tokens)
+        change_BTD = self.f(x_BTD) if routing is None else self.routed(x_BTD, routing)
+        sum_BTD = hidden_BTD + self.dropout(change_BTD)
+        return sum_BTD if self.pre_norm else self.LayerNorm(sum_BTD)

@@ -170,6 +170,9 @@ def test_predicted_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> N
             features = np.column_stack((np.ones(len(x)), context[:, : heads * SIZE].double().numpy()))
             residuals = target - features @ np.linalg.lstsq(features, target, rcond=None)[0]
             assert float(losses[layer][heads]) == pytest.approx(error(residuals, metric), rel=1e-3)
+        if family_of(model).pre_norm:  # Without heads, the mean.
+            assert float(losses[layer][0]) == pytest.approx(error(target, metric), rel=1e-3)
+            continue
         # Without heads, an affine function of the same channel of the input.
         columns = zip(x.double().numpy().T, target.T, strict=True)
         lines = np.stack([np.polyval(np.polyfit(a, b, 1), a) for a, b in columns], axis=1)
