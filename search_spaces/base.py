@@ -22,12 +22,13 @@ LARGEST = {
 }
 # The sizes that may be 0, and the defaults of fields that files do not contain, as there were none of them once.
 MAY_BE_ZERO = ("positions", "token_types", "head_biases", "relative_positions")
-LEFT_OUT = {"trigrams": True, "head_biases": 0, "relative_positions": 0, "pre_norm": False}
+LEFT_OUT = {"trigrams": True, "head_biases": 0, "relative_positions": 0, "pre_norm": False, "biases": "all"}
 MOST_EXPERTS = 64
 GATE_SCALES = ("relative", "probability")
 # The values of the fields of a base that have a choice.
 CHOICES = {
     "gelu": ("tanh", "erf"),
+    "biases": ("all", "outer", "none"),
     "mismatch": MISMATCH,
     "gate_scale": GATE_SCALES,
     "capacity_per": ("sentence", "batch"),
@@ -54,6 +55,8 @@ class Base:
             LayerNorm, and is shared by all layers; 0: there is none.
         pre_norm: whether the LayerNorms of attention and FFN are before them, and one more after the last layer;
             otherwise they are after the residual connections.
+        biases: which linear maps of the layers have them: "all"; "outer", those of attention and `project`, but not
+            `expand` and `gate` (GTE); or "none".
         gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
         mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
         gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
@@ -80,6 +83,7 @@ class Base:
     head_biases: int = 0
     relative_positions: int = 0
     pre_norm: bool = False
+    biases: str = "all"
     gelu: str = "tanh"
     mismatch: str = "narrow"
     gate_scale: str = "relative"

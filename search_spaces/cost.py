@@ -271,7 +271,7 @@ def _attention_params(base: Base, layer: Layer) -> int:
     if layer.left_out:
         return 0
     attention = layer.attention
-    biases = 3 * _attention_width(base, attention) + base.width
+    biases = 0 if base.biases == "none" else 3 * _attention_width(base, attention) + base.width
     maps = attention.experts * (_attention_maps(base, attention) + biases)
     return maps + 2 * base.width + _gate(base.width, attention.experts)
 
@@ -284,8 +284,9 @@ def _block_params(base: Base, ffn: FFN, project: int) -> int:
 
 def _maps_params(base: Base, ffn: FFN, project: int) -> int:
     """The parameters of the linear maps of one expert of one block."""
-    inner_maps = 1 + ffn.graph.gated
-    return inner_maps * _linear(base.width, ffn.inner(base)) + _linear(project, base.width)
+    inner_maps, inner, biases = 1 + ffn.graph.gated, ffn.inner(base), base.biases
+    weights = (inner_maps * inner + project) * base.width
+    return weights + (biases == "all") * inner_maps * inner + (biases != "none") * base.width
 
 
 def _maps_macs(base: Base, ffn: FFN, tokens: int) -> int:

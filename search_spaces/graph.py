@@ -11,6 +11,7 @@ that contains `expand` or `gate` contains exactly one of the two, followed by `p
 on graphs (no activation of an activation, and so on) are part of the search space and are not checked here.
 """
 
+import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -24,6 +25,7 @@ from search_spaces.terms import MAX_TERMS, GraphError, read_terms
 
 MAX_NODES = 64
 MISMATCH = ("narrow", "wide")
+_BASE = re.compile(r"project\((?:(\w+)\(expand\(x\)\)|mul\((\w+)\(expand\(x\)\),gate\(x\)\))\)")
 
 T = TypeVar("T")
 
@@ -128,6 +130,12 @@ class FFNGraph:
                 positions = tuple([place for place, argument in enumerate(node.inputs) if argument == source])
                 digraph.add_edge(source, number, position=positions)
         return digraph
+
+    @property
+    def activation(self) -> str:
+        """The activation of a graph of the form of `base_graph`; empty if it has another form."""
+        match = _BASE.fullmatch(str(self))
+        return (match[1] or match[2]) if match else ""
 
     def find(self, op: str) -> int:
         """The number of the first node with this operation; `expand` and `project` occur exactly once."""
@@ -248,4 +256,10 @@ def _check_kinds(graph: FFNGraph) -> None:
         raise GraphError(f"the output has the {graph.kinds[-1]} width, not the model's; it must come after 'project'")
 
 
-GELU = FFNGraph.parse("project(gelu(expand(x)))")
+def base_graph(activation: str, gated: bool = False) -> FFNGraph:
+    """project(activation(expand(x))), with a gate project(mul(activation(expand(x)),gate(x)))."""
+    text = f"{activation}(expand(x))"
+    return FFNGraph.parse(f"project(mul({text},gate(x)))" if gated else f"project({text})")
+
+
+GELU = base_graph("gelu")

@@ -45,7 +45,7 @@ class EmbeddingBytes:
         scales = (self.runtime == INT8) * (part.rank is not None) * SCALE_AND_ZERO * base.width
         map_biases = 0 if base.embedding is None else base.width
         norms = 2 * base.table_width + (2 * base.width if base.pre_norm else 0)
-        weights = _bytes(cost.embedding_params(base, part), map_biases, norms, self.runtime)
+        weights = _bytes(cost.embedding_params(base, part), map_biases, map_biases, norms, self.runtime)
         return weights + scales
 
 
@@ -58,11 +58,12 @@ class LayerBytes:
     def __call__(self, base: Base, layer: Layer) -> int:
         attention, ffn = layer.attention, layer.ffn
         width = attention.heads * base.width // base.heads
-        attention_biases = 0 if layer.left_out else attention.experts * (3 * width + base.width)
+        of_attention = 0 if layer.left_out else attention.experts * (3 * width + base.width)
         inner = (1 + ffn.graph.gated) * ffn.inner(base) if ffn.stack else 0
-        biases = attention_biases + ffn.stack * ffn.experts.count * (inner + base.width)
+        channels = of_attention + ffn.stack * ffn.experts.count * (inner + base.width)
+        biases = {"all": channels, "outer": of_attention + ffn.stack * base.width, "none": 0}[base.biases]
         norms = 2 * base.width * ((not layer.left_out) + ffn.stack)
-        weights = _bytes(cost.layer_params(base, layer), biases, norms, self.runtime)
+        weights = _bytes(cost.layer_params(base, layer), channels, biases, norms, self.runtime)
         hashed = ffn.experts.count > 1 and not ffn.experts.gated
         described = DESCRIPTIONS[self.runtime]
         blocks = ffn.stack * (described.block + hashed * base.vocabulary)  # a routing table has a byte for each token
@@ -81,15 +82,21 @@ class HeadBytes:
         params = cost.head_params(base, part, self.num_labels, self.head)
         if self.head.vocabulary:
             inner = base.embedding or base.width
-            return _bytes(params, inner, 2 * inner + base.vocabulary, self.runtime)
+            return _bytes(params, inner, inner, 2 * inner + base.vocabulary, self.runtime)
         pooler = base.width if self.head.pooled else 0
-        return _bytes(params, pooler + part.experts * (self.head.outputs or self.num_labels), 0, self.runtime)
+        channels = pooler + part.experts * (self.head.outputs or self.num_labels)
+        return _bytes(params, channels, channels, 0, self.runtime)
 
 
-def _bytes(params: int, biases: int, norms: int, runtime: str) -> int:
-    """The bytes of so many parameters, of which `biases` are those of linear maps, one for each output channel."""
+def _bytes(params: int, channels: int, biases: int, norms: int, runtime: str) -> int:
+    """The bytes of so many parameters.
+
+    Args:
+        channels: the output channels of linear maps, of which `biases` have a bias.
+        norms: the parameters of LayerNorms, and other biases.
+    """
     kept = biases + norms
-    int8 = params - kept + FLOAT * kept + SCALE_AND_ZERO * biases
+    int8 = params - kept + FLOAT * kept + SCALE_AND_ZERO * channels
     return int8 if runtime == INT8 else FLOAT * params
 
 

@@ -96,7 +96,8 @@ class Space:
 
     def __post_init__(self) -> None:
         if self.activation not in UNARY:
-            raise SpaceError(f"graph: must be 'project(<activation>(expand(x)))', not '{self.graph}'")
+            forms = "'project(<activation>(expand(x)))' or 'project(mul(<activation>(expand(x)),gate(x)))'"
+            raise SpaceError(f"graph: must be {forms}, not '{self.graph}'")
         if reason := setting_reason(self.genes, self.max_height, self.mutation_rate):
             raise SpaceError(reason)
         defaults = {name: (gene.default(self.base),) for name, gene in SIZE_GENES.items()}
@@ -244,8 +245,7 @@ class Space:
     @property
     def activation(self) -> str:
         """The activation of the base graph; empty if the graph does not have the form of a base graph."""
-        activation = self.graph.nodes[-2].op
-        return activation if str(self.graph) == f"project({activation}(expand(x)))" else ""
+        return self.graph.activation
 
     @cached_property
     def start_graphs(self) -> tuple[FFNGraph, ...]:

@@ -24,7 +24,7 @@ from foundation.memory import physical_memory
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.graph import FFNGraph
+from search_spaces.graph import FFNGraph, base_graph
 from search_spaces.layer import DENSE, Experts
 from search_spaces.operations import BINARY, UNARY
 
@@ -103,9 +103,11 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         raise refused("base.token_types", base.token_types)
     if base.pre_norm != family.pre_norm:
         raise refused("base.pre_norm", str(base.pre_norm).lower())
+    if base.biases != family.biases:
+        raise refused("base.biases", base.biases)
     if base.embedding and base.trigrams == bool(family.embedding_size):
         raise refused("base.trigrams", str(base.trigrams).lower())
-    if not family.attention_interface and any(ffn.experts != DENSE for ffn in architecture.ffns):
+    if not family.experts and any(ffn.experts != DENSE for ffn in architecture.ffns):
         raise refused("ffn.experts.count", max(ffn.experts.count for ffn in architecture.ffns))
     if not family.attention_experts and set(experts) != {1}:
         raise refused("attention.experts", max(experts))
@@ -241,8 +243,9 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     sizes: dict[str, Any] = {field: family.size(config, field) for field in {**SIZES, **family.sizes}}
     embedding = family.embedding(config)
     sizes |= {"relative_positions": family.relative_positions(config), "pre_norm": family.pre_norm}
+    sizes |= {"biases": family.biases}
     base = Base(**sizes, embedding=embedding, trigrams=embedding is None, gelu=gelu)
-    return base, FFNGraph.parse(f"project({activation}(expand(x)))")
+    return base, base_graph(activation, bool(family.gate))
 
 
 def from_teacher(
@@ -283,7 +286,8 @@ def from_teacher(
                     f"{family.prefix(weights)}{layer}.{path.format(block)}" for path in (family.project, family.norm)
                 )
                 for name, value in (("weight", deviation), ("bias", mean)):
-                    weights[f"{project}.{name}"] = torch.zeros_like(weights[f"{project}.{name}"])
+                    if (of_project := f"{project}.{name}") in weights:
+                        weights[of_project] = torch.zeros_like(weights[of_project])
                     if not family.pre_norm:
                         weights[f"{norm}.{name}"] = torch.full_like(weights[f"{norm}.{name}"], value)
     supernet.load_state_dict(weights)

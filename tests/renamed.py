@@ -12,8 +12,12 @@ from transformers import (
     BertModel,
     DebertaV2ForSequenceClassification,
     ElectraForSequenceClassification,
+    GteConfig,
+    GteForSequenceClassification,
     JinaEmbeddingsV3Config,
     JinaEmbeddingsV3ForSequenceClassification,
+    NomicBertConfig,
+    NomicBertForSequenceClassification,
     PreTrainedModel,
     RobertaPreLayerNormConfig,
     RobertaPreLayerNormForSequenceClassification,
@@ -168,13 +172,14 @@ def sizes_of(model: PreTrainedModel) -> dict[str, int]:
 
 
 # The types whose weights cannot be those of a BERT.
-OF_THEIR_OWN = ("jina_embeddings_v3", "roberta-prelayernorm")
+OF_THEIR_OWN = ("jina_embeddings_v3", "nomic_bert", "gte", "roberta-prelayernorm")
 
 
 def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
     """Models of types that differ in more than their names, by a name: those with the weights of a BERT, the MPNet also
     with random biases of relative positions; and, with random weights, an ELECTRA whose embeddings are smaller than its
-    width, a DeBERTa of version 3, and encoders with rotary positions and with LayerNorms before attention and FFN.
+    width, a DeBERTa of version 3, and encoders with rotary positions, with gates, without biases, and with
+    LayerNorms before attention and FFN.
     """
     models = {name: renamed(model, name) for name in ("roberta", "electra", "distilbert", "mpnet")}
     small, relative = (copy.deepcopy(renamed(model, name).config) for name in ("electra", "deberta-v2"))
@@ -187,6 +192,12 @@ def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
         before = RobertaPreLayerNormConfig(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
         models["pre-norm"] = shaken(RobertaPreLayerNormForSequenceClassification(before)).eval()
         jina = JinaEmbeddingsV3Config(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
+        for name, cls, own in (
+            ("nomic", NomicBertForSequenceClassification, NomicBertConfig),
+            ("gte", GteForSequenceClassification, GteConfig),
+        ):
+            config = own(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
+            models[name] = shaken(cls(config)).eval()
         models["jina"] = shaken(JinaEmbeddingsV3ForSequenceClassification(jina)).eval()
         biases = models["mpnet"].mpnet.encoder.relative_attention_bias.weight
         torch.nn.init.normal_(biases)

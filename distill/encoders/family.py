@@ -57,6 +57,7 @@ def family_of_weights(names: Iterable[str]) -> Family:
     # An attention without heads has only the output's bias.
     for path in ("query", "output", "project"):
         for family in students:
-            if f"{getattr(family, path)}.bias".format(0) in insides[family.layers]:
+            module = f"{getattr(family, path)}.".format(0)
+            if any(inside.startswith(module) for inside in insides[family.layers]):
                 return family
     raise FamilyError("these are not the weights of a student")

@@ -124,13 +124,14 @@ def _single_heads(model: Any) -> Iterator[None]:
 def _replace(model: Any) -> tuple[str, Tensor, Tensor]:
     family = family_of(model)
     assert family.activation is not None
-    paths = (family.expand, family.activation, family.project)
+    paths = (family.ffn,) if family.gate else (family.expand, family.activation, family.project)
     expected = _run(model, {})
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
         for layer in encoder_layers(model):
             own = [part(layer, path) for path in paths]
-            for path, module, stand_in in zip(paths, own, (_Stacked(*own), nn.Identity(), nn.Identity()), strict=True):
+            stand_ins = (_Stacked(*own), nn.Identity(), nn.Identity())
+            for path, module, stand_in in zip(paths, own, stand_ins, strict=False):
                 layer.set_submodule(path, stand_in)
                 replaced.append((layer, path, module))
         actual = _run(model, {})

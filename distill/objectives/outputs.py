@@ -95,10 +95,12 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         )
     hooks: list[Any] = []
 
-    def collected(modules: Iterable[nn.Module]) -> list[Any]:
-        """A list to which forward hooks append the outputs of these modules, in the order in which they run."""
-        outputs: list[Any] = []
-        hooks.extend(m.register_forward_hook(lambda _m, _i, output: outputs.append(output)) for m in modules)
+    def collected(modules: Iterable[nn.Module]) -> dict[nn.Module, Any]:
+        """A dictionary to which forward hooks add the first outputs of these modules, in the order in which they run.
+        DeBERTa's linear maps also process its relative positions, after the tokens.
+        """
+        outputs: dict[nn.Module, Any] = {}
+        hooks.extend(m.register_forward_hook(lambda m, _i, output: outputs.setdefault(m, output)) for m in modules)
         return outputs
 
     def maps(numbers: list[int], *paths: str) -> Iterable[nn.Module]:
@@ -123,15 +125,16 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         kept_scores = {number: take_scores(part(layers[number - 1], family.self_attention)) for number in attending}
         scores = {layer - 1: value for layer in scored if (value := kept_scores[layer]) is not None}
     else:
-        pairs = zip(products[::2], products[1::2], strict=True)
+        queries_and_keys = list(products.values())
+        pairs = zip(queries_and_keys[::2], queries_and_keys[1::2], strict=True)
         scores = {n - 1: dot_products(q, k, len(heads[n - 1])) for n, (q, k) in zip(scored, pairs, strict=True)}
     return Outputs(
         logits=task_type.logits(outputs),
         task_type=task_type.name,
         hidden_states=spread({layer: outputs.hidden_states[layer] for layer in states}, depth + 1),
         attention_scores=spread(scores, depth),
-        relations=tuple(relations),
-        routings=tuple((r.probabilities, r.experts[:, 0]) for r in routings if r.probabilities is not None),
+        relations=tuple(relations.values()),
+        routings=tuple((r.probabilities, r.experts[:, 0]) for r in routings.values() if r.probabilities is not None),
         heads=heads,
     )
 

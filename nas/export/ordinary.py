@@ -19,6 +19,7 @@ from distill.encoders.student.families import CHANNELS, FAMILIES, HEADS, Family
 from nas.export.checkpoint import ExportError, type_of_head
 from nas.onnx.model import TOLERANCE, padded_batch
 from search_spaces.architecture import Architecture
+from search_spaces.graph import FFNGraph, base_graph
 from search_spaces.layer import FFN
 from supernet.order.importance import channels_of_heads
 
@@ -52,11 +53,10 @@ def reason_against(config: Any) -> str:
             return f"layer {number} has {ffn['stack']} blocks, and every layer of a {family.model_type} model has one"
         if ffn.get("experts"):
             return f"layer {number} has experts"
-        operations = [op for op, _ in ffn["program"]]
-        chain = [inputs for _, inputs in ffn["program"]] == [[0], [1], [2]]
-        if not chain or (operations[0], operations[2]) != ("expand", "project"):
-            return f"layer {number} computes {ffn['formula']}, and not project(activation(expand(x)))"
-        activations[number] = operations[1]
+        graph = FFNGraph.parse(ffn["formula"])
+        if not graph.activation or graph.gated != bool(family.gate):
+            return f"layer {number} computes {ffn['formula']}, and not {base_graph('gelu', bool(family.gate))}"
+        activations[number] = graph.activation
     if len(set(activations.values())) > 1:
         first, other = list(dict.fromkeys(activations.values()))[:2]
         return f"its layers have different activations ({first} and {other}), and a {family.model_type} model has one"
@@ -66,7 +66,7 @@ def reason_against(config: Any) -> str:
 
 def activation_of(config: Any) -> str:
     """The name in transformers of the activation of a student's FFNs; gelu's if it has none."""
-    activation = next((ffn["program"][1][0] for ffn in config.ffn if ffn["stack"]), "gelu")
+    activation = next((FFNGraph.parse(ffn["formula"]).activation for ffn in config.ffn if ffn["stack"]), "gelu")
     return GELU_FORMS[config.gelu] if activation == "gelu" else OTHER_NAMES.get(activation, activation)
 
 

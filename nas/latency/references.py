@@ -89,14 +89,19 @@ def small_model(architecture: Architecture, template: PretrainedConfig | None) -
     Args:
         template: as for `supernet.build.build`.
     """
-    vocabulary = 1 + (0 if template is None else template.pad_token_id or 0)
+    vocabulary = 1 if template is None else _smallest_vocabulary(template)
     small = replace(architecture, base=replace(architecture.base, vocabulary=vocabulary))
     return build(small, template=template).eval()
+
+
+def _smallest_vocabulary(config: PretrainedConfig) -> int:
+    """The smallest vocabulary with a padding token; that of an MPNet comes right before its first position."""
+    return max(1 + (config.pad_token_id or 0), family_of(config).first_position or 0)
 
 
 def small_teacher(config: PretrainedConfig) -> PreTrainedModel:
     """A teacher in eval mode with random weights and the smallest vocabulary."""
     small = copy.deepcopy(config)
-    setattr(small, family_of(config).sizes["vocabulary"], 1 + (config.pad_token_id or 0))
+    setattr(small, family_of(config).sizes["vocabulary"], _smallest_vocabulary(config))
     model: PreTrainedModel = AutoModelForSequenceClassification.from_config(small)
     return model.eval()

@@ -16,7 +16,7 @@ from nas.preparation.predictions import HEADS, RANKS
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.counting import Cost, add
-from search_spaces.graph import FFNGraph
+from search_spaces.graph import FFNGraph, base_graph
 from search_spaces.layer import FFN, FULL, Attention, Embedding, Layer
 from search_spaces.operations import UNARY
 from search_spaces.spaces import Space
@@ -58,22 +58,22 @@ class PredictedLosses:
             op, layer = key.rsplit("/", 1)
             losses.setdefault(op, [np.empty(0)] * base.depth)[int(layer)] = values
         heads, ranks = losses.pop(HEADS, ()), losses.pop(RANKS, ())[:1]
-        return cls(base, graph.nodes[-2].op, losses, heads, ranks)
+        return cls(base, graph.activation, losses, heads, ranks)
 
     def of_attention(self, layer: int, attention: Attention) -> float:
         """The predicted loss of a layer with this attention. The number of experts has no influence."""
         return float(self.heads[layer][attention.heads]) if self.heads else 0.0
 
     def of_ffn(self, layer: int, ffn: FFN) -> float:
-        """The predicted loss of a layer with this FFN. It depends on the width and on the operation whose output
-        `project` reads; if that is not an activation, on the base graph's. Nothing else in the graph counts, nor do
+        """The predicted loss of a layer with this FFN. It depends on the width and on the activation, or the operation
+        whose output `project` reads; if that is none, on the base graph's. Nothing else in the graph counts, nor do
         further blocks or experts; a width beyond those of the table counts as its widest.
         """
         if ffn.stack == 0:
             return float(self.losses[self.activation][layer][0])
         graph = ffn.graph
         read = graph.nodes[graph.nodes[graph.find("project")].inputs[0]].op
-        losses = self.losses.get(read, self.losses[self.activation])[layer]
+        losses = self.losses.get(graph.activation or read, self.losses[self.activation])[layer]
         return float(losses[min(ffn.inner(self.base), len(losses) - 1)])
 
     def of_embedding(self, embedding: Embedding) -> float:
@@ -321,7 +321,7 @@ def _options(space: Space, layer: int) -> tuple[list[Attention], list[FFN]]:
     """
     graphs = [space.start_graphs[layer]]
     if space.varies_graphs:
-        spelled = (FFNGraph.parse(f"project({op}(expand(x)))") for op in UNARY)
+        spelled = (base_graph(op, space.graph.gated) for op in UNARY)
         graphs = [graph for graph in spelled if space.can_express(graph)]
     attentions: dict[int, Attention] = {}
     ffns: dict[tuple[FFNGraph, int, Fraction], FFN] = {}

@@ -29,7 +29,7 @@ from nas.preparation.text import prepare_texts
 from nas.preparation.workspace import OneShotWorkspace, Workspace, load_teacher, objectives, projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
-from search_spaces.graph import FFNGraph
+from search_spaces.graph import base_graph
 from search_spaces.layer import DENSE, FFN
 from search_spaces.spaces import Space
 from supernet.build import build, set_dropout
@@ -173,7 +173,7 @@ def stored_architecture(largest: Architecture, space: Space) -> Architecture:
     """
     if set(space.genes["experts"]) == {DENSE}:
         return largest
-    gated = FFNGraph.parse(f"project(mul({space.graph.nodes[-2].op}(expand(x)),gate(x)))")
+    gated = base_graph(space.activation, gated=True)
     layers = (replace(ffn, graph=gated if ffn.graph.gated else space.graph) for ffn in largest.ffns)
     return largest.with_ffns(layers)
 

@@ -19,7 +19,7 @@ from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import TaskFolders
 from search_spaces.architecture import ArchitectureError
 from search_spaces.base import Base
-from search_spaces.graph import GELU, FFNGraph
+from search_spaces.graph import FFNGraph, base_graph
 from supernet.build import base_of_teacher
 
 # Files in the supernet's folder that no exported model has: the projections of the objective that were learned in the
@@ -170,14 +170,14 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         base, graph = base_of_teacher(start)
     else:
         try:
-            base, graph = config.base.build(teacher.vocab_size), GELU
+            base, graph = config.base.build(teacher.vocab_size), base_graph("gelu", bool(family_of(teacher).gate))
         except ArchitectureError as error:
             raise ConfigError(str(error)) from None
         family = family_of(teacher)
         there = {name: family.size(teacher, name) for name in ("positions", "token_types")}
         changes: dict[str, Any] = {name: 0 for name, size in there.items() if not size}
         changes["head_biases"] = family.size(teacher, "head_biases")
-        changes["pre_norm"] = family.pre_norm
+        changes |= {"pre_norm": family.pre_norm, "biases": family.biases}
         changes["relative_positions"] = family.relative_positions(teacher)
         changes["trigrams"] = base.embedding is None or family.embedding_size is None
         base = replace(base, **changes)

@@ -166,15 +166,20 @@ def _solve_attention(output: Any, context_NE: Tensor, x_ND: Tensor, target_ND: T
         wanted_ND = target_ND - x_ND
         if not bool(torch.isfinite(wanted_ND).all()):
             raise CompensationError("the activations are not finite")
+        if output.bias is None:
+            return x_ND
         output.bias.copy_(wanted_ND[~held_out_N].mean(dim=0))
         return x_ND + output.bias
-    start = Linear(output.weight.detach().clone(), output.bias.detach().clone())
+    bias_D = output.weight.new_zeros(len(output.weight)) if output.bias is None else output.bias.detach().clone()
+    start = Linear(output.weight.detach().clone(), bias_D)
     sum_ND = x_ND + start(context_NE)
     if bool(((target_ND - sum_ND) ** 2).mean() <= EXACT * (target_ND**2).mean()):
         return sum_ND
-    solution = Ridge(context_NE, held_out_N).solve(target_ND - x_ND, start)
+    ridge = Ridge(context_NE, held_out_N, with_bias=output.bias is not None)
+    solution = ridge.solve(target_ND - x_ND, start)
     output.weight.copy_(solution.weight_DE)
-    output.bias.copy_(solution.bias_D)
+    if output.bias is not None:
+        output.bias.copy_(solution.bias_D)
     return x_ND + solution(context_NE)
 
 
@@ -278,6 +283,8 @@ def _solve(block: FFNBlock, slots: _Slots, x_ND: Tensor, target_ND: Tensor, held
     """Solve for `project` of a block, in place; returns the sum x + f(x), (N, D)."""
     project: Any = block.project
     weight_XDE, bias_XD = project.weight, project.bias
+    if bias_XD is None:
+        bias_XD = weight_XDE.new_zeros(weight_XDE.shape[:-1])
     if weight_XDE.dim() == 2:
         weight_XDE, bias_XD = weight_XDE[None], bias_XD[None]
     experts = range(len(weight_XDE))
@@ -329,7 +336,8 @@ class _Projection:
         if not len(self.token_S) or bool(self.held_out_S.all()):
             return
         if self.ridge is None:
-            self.ridge = Ridge(self.features_SE, self.held_out_S, self.weight_S1[:, 0] ** 2)
+            with_bias = self.block.project.bias is not None
+            self.ridge = Ridge(self.features_SE, self.held_out_S, self.weight_S1[:, 0] ** 2, with_bias)
         self.add_to(sum_ND, -1.0)
         wanted_SD = (target_ND - sum_ND)[self.token_S]
         if self.ends_with_project:

@@ -42,18 +42,22 @@ class Ridge:
         input_NE: inputs in float32.
         held_out_N: True for the rows on which the strength is chosen, and which are not fitted; not for all rows.
         weight_N: the weight of each row's squared error; None: 1.
+        with_bias: whether the map has a bias b; otherwise it is 0.
 
     Raises:
         CompensationError: an input is not finite.
     """
 
-    def __init__(self, input_NE: Tensor, held_out_N: Tensor, weight_N: Tensor | None = None) -> None:
+    def __init__(
+        self, input_NE: Tensor, held_out_N: Tensor, weight_N: Tensor | None = None, with_bias: bool = True
+    ) -> None:
         if not bool(torch.isfinite(input_NE).all()):
             raise CompensationError("the activations are not finite")
         self.weight_N = input_NE.new_ones(len(input_NE)) if weight_N is None else weight_N
         self.root_N1 = self.weight_N.sqrt()[:, None]
         self.held_out_M = torch.nonzero(held_out_N)[:, 0]
         self.total, self.held_total = float(self.weight_N.sum()), float(self.weight_N[self.held_out_M].sum())
+        self.with_bias = with_bias
         self.mean_E = self._fit_mean(input_NE)
         self.centered_NE = (input_NE - self.mean_E) * self.root_N1
         self.held_ME = self.centered_NE[self.held_out_M]
@@ -69,9 +73,11 @@ class Ridge:
         self.rotated_held_EE = self.vectors_EE.t() @ self.held_EE @ self.vectors_EE
 
     def _fit_mean(self, rows: Tensor) -> Tensor:
-        """The weighted mean of the rows that are fitted. Held-out rows are subtracted rather than the others copied,
-        since they are few.
+        """What is subtracted from rows: the weighted mean of those that are fitted; without a bias, nothing. Held-out
+        rows are subtracted rather than the others copied, since they are few.
         """
+        if not self.with_bias:
+            return rows.mean(dim=0) * 0  # not finite if a row is not
         all_sum, held_sum = self.weight_N @ rows, self.weight_N[self.held_out_M] @ rows[self.held_out_M]
         return (all_sum - held_sum) / (self.total - self.held_total)
 

@@ -47,8 +47,8 @@ def neuron_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Lo
         sums: dict[tuple[int, int], Tensor] = {}
         for (i, j, name), (value_BTE, grad_BTE) in values.items():
             if grad_BTE is not None:
-                bias_E = 0 if name == "project" else getattr(blocks[i][j], name).bias
-                term_BE = ((value_BTE - bias_E) * grad_BTE).sum(dim=1)
+                bias_E = None if name == "project" else getattr(blocks[i][j], name).bias
+                term_BE = ((value_BTE if bias_E is None else value_BTE - bias_E) * grad_BTE).sum(dim=1)
                 sums[i, j] = sums[i, j] + term_BE if (i, j) in sums else term_BE
         for (i, j), sum_BE in sums.items():
             scores[i][j] += sum_BE.detach().abs().double().sum(dim=0).cpu()

@@ -1,11 +1,12 @@
 """Predicts, in closed form, by how much a narrower layer or another activation raises the loss (its "predicted loss"):
 no candidate is built or trained.
 
-A layer computes y = W h + b from the channels h = op(expand(x)). With its first k channels, or with another activation,
-and with W and b refitted, it computes the linear regression of y on these channels. The error of the regression in the
-metric of the Fisher information of y is twice the increase in loss, to second order (`supernet.order.moments`).
-Without an FFN, y is approximated channel by channel, y_d ≈ a_d x_d + b_d, by refitting the weight and bias of the
-LayerNorm before it; in families that normalize before attention and FFN, by its mean.
+A layer computes y = W h + b from the channels h = op(expand(x)), with a gate h = op(expand(x)) gate(x). With its first
+k channels, or with another activation, and with W and b refitted, it computes the linear regression of y on these
+channels. The error of the regression in the metric of the Fisher information of y is twice the increase in loss, to
+second order (`supernet.order.moments`). Without an FFN, y is approximated channel by channel, y_d ≈ a_d x_d + b_d, by
+refitting the weight and bias of the LayerNorm before it; in families that normalize before attention and FFN, by its
+mean.
 
 Attention heads are predicted alike: y is then the output of the attention, and h are the outputs of the heads.
 
@@ -72,8 +73,9 @@ def predicted_losses(
             left_ND = output_ND if block.pre_norm else affine_residuals(inputs_ND, output_ND)
             without = (left_ND @ root_DD).square().sum() / len(x_ND)
             expanded_NE = block.expand(x_ND)[:, :limit]
+            gate_NE = block.gate(x_ND)[:, :limit].cpu() if hasattr(block, "gate") else 1.0
             for op in operations:
-                channels_NE = block.apply_op(op, [expanded_NE]).cpu()
+                channels_NE = block.apply_op(op, [expanded_NE]).cpu() * gate_NE
                 if not bool(torch.isfinite(channels_NE).all()):
                     raise MomentsError(f"layer {len(losses[op])}: the outputs of {op} are not finite")
                 errors = regression_errors(channels_NE, output_ND @ root_DD)

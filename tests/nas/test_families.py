@@ -117,7 +117,17 @@ def test_a_roberta_from_the_search_to_onnx(shared_study: TinyStudy, roberta: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "runtime"), [("small electra", "torch"), ("distilbert", "onnx")])
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    [
+        ("small electra", "torch"),
+        ("distilbert", "onnx"),
+        ("mpnet", "torch"),
+        ("deberta-v2", "torch"),
+        ("pre-norm", "onnx"),
+        ("gte", "torch"),
+    ],
+)
 def test_families_from_the_search_to_ordinary_checkpoints(
     name: str, runtime: str, shared_study: TinyStudy, tmp_path: Path
 ) -> None:

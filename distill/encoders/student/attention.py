@@ -38,31 +38,35 @@ class NoSelfAttention(nn.Module):
 
 
 class Bias(nn.Module):
-    """The bias of an output projection, all inputs of which have been removed: (B, T, 0) -> (B, T, width)."""
+    """The bias, if there is one, of an output projection, all inputs of which have been removed:
+    (B, T, 0) -> (B, T, width).
+    """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, bias: bool) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(width))
+        self.width = width
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, context_BT0: Tensor) -> Tensor:
-        return self.bias.expand(*context_BT0.shape[:-1], -1)
+        shape = context_BT0.shape[:-1]
+        return context_BT0.new_zeros(*shape, self.width) if self.bias is None else self.bias.expand(*shape, -1)
 
 
 def keep_heads(layer: Any, family: Family, heads: int, config: Any) -> None:
     """Give the attention of a layer this number of heads, each of which keeps its size."""
-    width = config.hidden_size
+    width, bias = config.hidden_size, family.biases != "none"
     if not heads:
         path = family.self_attention + "."
         inside = family.output.removeprefix(path) if family.output.startswith(path) else ""
         layer.set_submodule(family.self_attention, NoSelfAttention(config, inside))
-        layer.set_submodule(family.output, Bias(width))
+        layer.set_submodule(family.output, Bias(width, bias))
         return
     inner, channels = layer.get_submodule(family.self_attention), heads * (width // config.num_attention_heads)
     setattr(inner, family.heads_attribute, heads)
     inner.all_head_size = channels
     for path in (family.query, family.key, family.value):
-        layer.set_submodule(path, nn.Linear(width, channels))
-    layer.set_submodule(family.output, nn.Linear(channels, width))
+        layer.set_submodule(path, nn.Linear(width, channels, bias=bias))
+    layer.set_submodule(family.output, nn.Linear(channels, width, bias=bias))
 
 
 def select_biases(config: Any, number: int, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -43,6 +43,9 @@ class Family:
         expand, activation, project: the three modules of the FFN, in a layer. Any module that maps the model's width to
             itself can replace the FFN: it takes the place of `expand`, and identities those of the other two. A student
             has no `activation`.
+        gate: the linear map whose outputs are multiplied by those of the activation, if there is one. Then `ffn` is the
+            module that another one can replace.
+        biases: which linear maps of a layer have them, see `search_spaces.base.Base`.
         pre_norm: whether the LayerNorms of attention and FFN are before them, and one, `final_norm`, after the last
             layer; otherwise they are after the residual connections.
         norm: the LayerNorm of the FFN, in a layer.
@@ -54,7 +57,7 @@ class Family:
         query, key, value, output: the linear maps of the attention, in a layer.
         heads_attribute: the attribute of `self_attention` with the number of heads.
         attention_interface: whether the encoder uses transformers' attention functions and passes other arguments on to
-            its layers. The layers of others return tuples, and their students cannot have experts.
+            its layers. The layers of others return tuples.
         attention_experts: whether students may have attention with experts.
         word_head: the modules of a masked language model that map hidden states to logits of words, relative to the
             model; the last one is, or contains, the output embedding `decoder`.
@@ -82,6 +85,9 @@ class Family:
     expand: str = "intermediate.dense"
     activation: str | None = "intermediate.intermediate_act_fn"
     project: str = "output.dense"
+    gate: str | None = None
+    ffn: str = ""
+    biases: str = "all"
     pre_norm: bool = False
     final_norm: str = ""
     norm: str = "output.LayerNorm"
@@ -120,6 +126,7 @@ class Family:
             students_of=self.model_type,
             expand="ffn.{}.expand",
             activation=None,
+            gate="ffn.{}.gate",
             project="ffn.{}.project",
             norm="ffn.{}.LayerNorm",
         )
@@ -146,7 +153,7 @@ class Family:
         The dimension of `project` is as wide as the value that it is applied to, which in a student's graph may have
         fewer or more channels than `expand`.
         """
-        inner = [self.expand] + ([self.expand.replace("expand", "gate")] if self.students_of else [])
+        inner = [self.expand] + ([self.gate] if self.gate else [])
         maps = [
             *((path.format(block), CHANNELS, 0) for path in inner),
             (self.project.format(block), CHANNELS, 1),
@@ -164,9 +171,9 @@ class Family:
         if parts is None:
             return name
         prefix, layer, inside = parts
-        for mine, theirs in ((self.expand, other.expand), (self.project, other.project), (self.norm, other.norm)):
-            path = mine.format(0) + "."
-            if inside.startswith(path):
+        for part in ("expand", "gate", "project", "norm"):
+            mine, theirs = getattr(self, part), getattr(other, part)
+            if mine and theirs and inside.startswith(path := mine.format(0) + "."):
                 inside = f"{theirs.format(0)}.{inside.removeprefix(path)}"
                 break
         return f"{prefix}{layer}.{inside}"
@@ -190,6 +197,11 @@ class Family:
         """The size of embeddings that are mapped to the width of the model; None if they are not."""
         size = getattr(config, self.embedding_size) if self.embedding_size else None
         return None if size == self.size(config, "width") else size
+
+    @property
+    def experts(self) -> bool:
+        """Whether students may have experts: these have biases, and get the tokens by other arguments of a layer."""
+        return self.attention_interface and self.biases == "all"
 
     @property
     def shares_biases(self) -> bool:
@@ -343,6 +355,19 @@ _JINA = Family(
     other_keys=("max_position_embeddings", "rope_parameters"),
     has_positions=False,
 )
+_NOMIC = replace(
+    _JINA,
+    model_type="nomic_bert",
+    expand="mlp.gate_proj",
+    activation="mlp.act_fn",
+    gate="mlp.up_proj",
+    project="mlp.down_proj",
+    ffn="mlp",
+    biases="none",
+    word_head=("cls",),
+    decoder="cls.predictions.decoder",
+)
+_GTE = replace(_NOMIC, model_type="gte", biases="outer", word_head=("lm_head",), decoder="lm_head.decoder")
 _TEACHERS = (
     *(replace(_BERT, model_type=name) for name in ("bert", "ernie")),
     *(replace(_ROBERTA, model_type=name) for name in ("roberta", "xlm-roberta", "camembert", "data2vec-text")),
@@ -351,6 +376,8 @@ _TEACHERS = (
     _MPNET,
     _DEBERTA,
     _JINA,
+    _NOMIC,
+    _GTE,
     _ROBERTA_PRELAYERNORM,
 )
 FAMILIES: dict[str, Family] = {

@@ -87,17 +87,20 @@ class FFNBlock(nn.Module):
         self.gelu_form = {"tanh": "tanh", "erf": "none"}[config.gelu]
         projected = widths[next(inputs[0] for op, inputs in self.steps if op == "project")]
 
-        def linear(inputs: int, outputs: int) -> nn.Module:
-            return nn.Linear(inputs, outputs) if experts is None else ExpertLinear(experts["count"], inputs, outputs)
+        family = FAMILIES[config.model_type]
 
-        self.expand = linear(config.hidden_size, inner)
+        def linear(inputs: int, outputs: int, bias: bool) -> nn.Module:
+            if experts is None:
+                return nn.Linear(inputs, outputs, bias=bias)
+            return ExpertLinear(experts["count"], inputs, outputs)
+
+        self.expand = linear(config.hidden_size, inner, family.biases == "all")
         if any(op == "gate" for op, _ in self.steps):
-            self.gate = linear(config.hidden_size, inner)
-        self.project = linear(projected, config.hidden_size)
+            self.gate = linear(config.hidden_size, inner, family.biases == "all")
+        self.project = linear(projected, config.hidden_size, family.biases != "none")
         self.router = None
         if experts is not None and router_class(experts).reads_hidden_states:
             self.router = router_class(experts)(experts, config, is_batched(config.hidden_size, inner))
-        family = FAMILIES[config.model_type]
         self.pre_norm = family.pre_norm
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=family.norm_epsilon(config))
         self.dropout = nn.Dropout(getattr(config, family.dropouts[0]))

@@ -40,7 +40,8 @@ def classes_of(model_type: str) -> dict[str, Any]:
     the students' class.
     """
     prefix = CONFIG_MAPPING_NAMES[model_type].removesuffix("Config")
-    own = {auto: getattr(transformers, prefix + kind) for auto, kind in KINDS.items()}
+    # Some families have no class for question answering.
+    own = {auto: cls for auto, kind in KINDS.items() if (cls := getattr(transformers, prefix + kind, None))}
     model = own["AutoModel"]
     config = _subclass(StudentConfig, own.pop("AutoConfig"), model_type=f"nas_{model_type}")
     classes = {auto: _subclass(Student, parent, config_class=config, _auto_class=auto) for auto, parent in own.items()}

@@ -127,8 +127,8 @@ def test_sorting_by_any_order_leaves_the_function(name: str, model: nn.Module) -
     family = family_of(model)
     for number, (layer, of_layer) in enumerate(zip(encoder_layers(model), scores, strict=True)):
         rows = channels_of(of_layer.argsort(descending=True, stable=True).tolist(), SIZE)
-        key = f"{model.base_model_prefix}.{family.layers}.{number}.{family.value}.bias"
-        assert torch.equal(part(layer, family.value).bias, before[key][rows])
+        key = f"{model.base_model_prefix}.{family.layers}.{number}.{family.value}.weight"
+        assert torch.equal(part(layer, family.value).weight, before[key][rows])
 
 
 def test_each_is_what_its_name_says(model: nn.Module) -> None:

@@ -32,7 +32,7 @@ def student(family: str, routed: bool) -> tuple[Any, Architecture]:
     return shaken(build(architecture, num_labels=3, template=config)).eval(), architecture
 
 
-WITHOUT_EXPERTS = ("mpnet", "deberta-v2")
+WITHOUT_EXPERTS = ("mpnet", "deberta-v2", "nomic", "gte")
 KINDS = [(name, routed) for name in TEACHERS for routed in (False, True) if not routed or name not in WITHOUT_EXPERTS]
 
 
