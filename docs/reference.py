@@ -55,8 +55,8 @@ def families() -> str:
     for model_type in supported():
         family, model = FAMILIES[model_type], classes_of(model_type)["AutoModel"]
         lacking = {
-            "experts": not family.attention_interface,
-            "experts of attention": family.attention_interface and not family.attention_experts,
+            "experts": not family.experts,
+            "experts of attention": family.experts and not family.attention_experts,
             "experts of the head, trigrams": model_type != "bert",
         }
         rows.append(

@@ -146,6 +146,7 @@ def load_model(
     """
     config = load_config(source, students=True)
     stored_labels, stored_classes = labels_of(config), config.num_labels
+    check_head(source, config, task_type)
     set_head(config, labels, task_type)
     try:
         model, loading_info = load_weights(get_task_type(task_type).model, locate(source), config)
@@ -178,6 +179,15 @@ def load_model(
             "this order"
         )
     return model
+
+
+def check_head(source: str, config: Any, task_type: str) -> None:
+    """Raise TeacherError if transformers has no models with this configuration for this type of task."""
+    if type(config) not in get_task_type(task_type).model._model_mapping:
+        raise TeacherError(
+            f"the model {source!r} is of type {config.model_type!r}, for which transformers has no model for "
+            f"{task_type.replace('_', ' ')}"
+        )
 
 
 def load_unchanged(source: str) -> PreTrainedModel:

@@ -1,5 +1,7 @@
 """Checks of a configuration that need neither weights nor rows, so that mistakes are found in the first seconds."""
 
+from typing import Any
+
 import torch
 from transformers import AutoModelForSequenceClassification
 
@@ -7,7 +9,7 @@ from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES
 from distill.tasks.readers.texts import check_source
 from distill.tasks.task import TaskError
-from distill.training.teacher import load_config
+from distill.training.teacher import check_head, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation import data
 from nas.preparation.phases import CANDIDATE, ON_TEXT, settings_of, table_of
@@ -32,9 +34,12 @@ def check(config: StudyConfig) -> None:
     data.check_tasks(config)
     check_corpora(config)
     teacher = load_config(config.teacher)
+    for task in config.tasks:
+        check_head(config.teacher, teacher, data.task_type_of(config, task).name)
     base, graph = student_base(config, teacher)
     student = Architecture.uniform(base, graph=graph)
     student_config = config_of(student, template=teacher)
+    check_experts(config, student_config)
     for name, described in (("teacher", teacher), ("base", student_config)):
         positions = family_of(described).positions(described)
         for key, tokens in (("max_length", config.max_length), ("deployment.tokens", config.deployment.tokens or 0)):
@@ -64,6 +69,20 @@ def check(config: StudyConfig) -> None:
                 pass
     except ValueError as error:
         raise ConfigError(f"objective and base: {error}") from None
+
+
+def check_experts(config: StudyConfig, student: Any) -> None:
+    """Raise ConfigError if students with this configuration cannot have the experts of the space."""
+    space, family = config.space, family_of(student)
+    for name, counts, possible in (
+        ("experts", [choice.count for choice in space.experts], family.experts),
+        ("attention_experts", space.attention_experts, family.attention_experts),
+        ("head_experts", space.head_experts, hasattr(student, "head_experts")),
+    ):
+        if max(counts) > 1 and not possible:
+            raise ConfigError(
+                f"space.{name}: students of encoders of the type {family.students_of!r} cannot have them; leave it out"
+            )
 
 
 def check_heads(config: StudyConfig, base: Base) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import BertConfig, DebertaV2Config, GPT2Config, PretrainedConfig, T5Config
+from transformers import BertConfig, DebertaV2Config, GPT2Config, NomicBertConfig, PretrainedConfig, T5Config
 
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
@@ -45,6 +45,12 @@ def test_some_models_of_a_type_are_refused(tmp_path: Path, changes: dict[str, An
     DebertaV2Config(**SIZES, **published | changes).save_pretrained(tmp_path)
     with pytest.raises(TeacherError, match=f"^the model '.*': .*{re.escape(said)}"):
         load_config(str(tmp_path))
+
+
+def test_types_without_a_class_for_a_task(tmp_path: Path) -> None:
+    NomicBertConfig(**SIZES).save_pretrained(tmp_path)
+    with pytest.raises(TeacherError, match=r"'nomic_bert', for which transformers has no model for question"):
+        load_model(str(tmp_path), [], QUESTION_ANSWERING)
 
 
 def test_decoders_are_refused(tmp_path: Path) -> None:

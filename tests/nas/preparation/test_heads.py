@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -13,17 +14,19 @@ from nas.config.schema import ConfigError
 from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.stages import plan
-from nas.preparation.checks import check_heads
+from nas.preparation.checks import check_experts, check_heads
 from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
-from search_spaces import FFN, Architecture, Attention, Layer
+from search_spaces import FFN, Architecture, Attention, Experts, Layer
 from search_spaces.operations import UNARY
+from supernet.build import base_of_teacher, config_of
 from supernet.compensation.calibration import Calibration
 from supernet.inherit import inherit
 from tests.nas.preparation.test_calibration import COMPENSATED, ROUNDING, files_of, prepared
 from tests.nas.tiny_study import TinyStudy, uniform
-from tests.tiny import batch, inputs
+from tests.renamed import of_every_kind
+from tests.tiny import batch, bert, inputs
 
 HEADS = {"space.heads": [0, 1, 2, 4], "space.stacks": [0, 1], "objective.attention": 0.0}
 PLAIN = {name: value for name, value in HEADS.items() if name != "space.heads"}
@@ -151,3 +154,25 @@ def test_numbers_of_heads_that_are_none(heads: Any, tiny_study: TinyStudy) -> No
 def test_the_base_of_another_width_has_its_own_heads(workspace: Workspace, tiny_study: TinyStudy) -> None:
     config = load_config(str(tiny_study.preset), {"space.heads": [0, 8]})
     check_heads(config, replace(workspace.base()[0], heads=8))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kinds"),
+    [
+        ("experts", [Experts(2, Fraction(1, 2))], ("mpnet", "deberta-v2", "gte")),
+        ("attention_experts", [1, 2], ("mpnet", "distilbert", "jina")),
+        ("head_experts", [2], ("roberta", "electra")),
+    ],
+)
+def test_experts_that_students_of_some_types_cannot_have(name: str, value: Any, kinds: tuple[str, ...]) -> None:
+    teachers = of_every_kind(bert())
+    plain = load_config("demo")
+    config = plain.model_copy(update={"space": plain.space.model_copy(update={name: value})})
+    for kind in ("bert", *kinds):
+        base, graph = base_of_teacher(teachers[kind].config)
+        student = config_of(Architecture.uniform(base, graph), template=teachers[kind].config)
+        if kind == "bert":
+            check_experts(config, student)
+            continue
+        with pytest.raises(ConfigError, match=rf"^space\.{name}: students of encoders of the type '.*' cannot have"):
+            check_experts(config, student)
