@@ -33,8 +33,8 @@ class Outputs:
         task_type: the name of the task's type.
         hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty if not needed. If only some layers
             are needed, the tensors of the others have no elements.
-        attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax; empty if not needed,
-            or without elements as above, and where a layer has no heads.
+        attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax, without what relative
+            positions add to it; empty if not needed, or without elements as above, and where a layer has no heads.
         relations: query, key and value of one layer, each (B, T, D), or as wide as all heads that the layer has; empty
             if not needed, or if it has no heads.
         routings: for every gated router, in order of computation, the probabilities (N, E) of its E experts for the N
@@ -100,14 +100,22 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         DeBERTa's linear maps also process its relative positions, after the tokens.
         """
         outputs: dict[nn.Module, Any] = {}
-        hooks.extend(m.register_forward_hook(lambda m, _i, output: outputs.setdefault(m, output)) for m in modules)
+
+        def keep(module: nn.Module, _: object, output: Any) -> None:
+            outputs.setdefault(module, output)
+
+        hooks.extend(module.register_forward_hook(keep) for module in modules)
         return outputs
 
     def maps(numbers: list[int], *paths: str) -> Iterable[nn.Module]:
         return [part(layers[number - 1], path) for number in numbers for path in paths]
 
-    # The SCORED attention keeps its scores. With any other, they are recomputed from queries and keys.
-    keeps_scores = unwrapped.config._attn_implementation == SCORED
+    # The SCORED attention keeps its scores. With any other, they are recomputed from queries and keys, unless these
+    # are rotated afterwards.
+    attention = unwrapped.config._attn_implementation
+    keeps_scores = attention == SCORED or bool(scored and family.rotary)
+    if keeps_scores and attention != SCORED:
+        unwrapped.set_attn_implementation(SCORED)
     products = collected(maps([] if keeps_scores else scored, family.query, family.key))
     related = [layer for layer in related if layer in attending]
     relations = collected(maps(related, family.query, family.key, family.value))
@@ -117,6 +125,8 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     finally:
         for hook in hooks:
             hook.remove()
+        if keeps_scores and attention != SCORED:
+            unwrapped.set_attn_implementation(attention)
     # Of the base model, since the slices of a one-shot supernet have fewer heads than itself.
     heads = heads_of(unwrapped.base_model.config)
     task_type = getattr(unwrapped, "task_type", None) or task_type_of(unwrapped)

@@ -58,6 +58,7 @@ class Family:
         heads_attribute: the attribute of `self_attention` with the number of heads.
         attention_interface: whether the encoder uses transformers' attention functions and passes other arguments on to
             its layers. The layers of others return tuples.
+        rotary: whether queries and keys are rotated by their positions.
         attention_experts: whether students may have attention with experts.
         word_head: the modules of a masked language model that map hidden states to logits of words, relative to the
             model; the last one is, or contains, the output embedding `decoder`.
@@ -102,6 +103,7 @@ class Family:
     output: str = "attention.output.dense"
     heads_attribute: str = "num_attention_heads"
     attention_interface: bool = True
+    rotary: bool = False
     attention_experts: bool = True
     word_head: tuple[str, ...] = ("cls",)
     decoder: str = "cls.predictions.decoder"
@@ -342,6 +344,7 @@ _JINA = Family(
     norm="post_mlp_layernorm",
     adds_residuals=True,
     attention_dropout="post_attention_dropout",
+    rotary=True,
     attention="self_attn",
     attention_norm="post_attention_layernorm",
     self_attention="self_attn",

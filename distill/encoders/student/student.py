@@ -100,6 +100,8 @@ class StudentLayer:
         if tokens is None and not family.adds_residuals:
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         hidden_BTD = self.attend(hidden_states, *args, tokens=tokens, **kwargs)
+        if tokens is None:
+            return self.output(hidden_BTD, hidden_BTD)
         routing = None if self.router is None else self.router(hidden_BTD, tokens)
         for block in self.ffn:
             hidden_BTD = block(hidden_BTD, tokens, routing)

@@ -24,10 +24,11 @@ from distill.encoders.verify import verify
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
 from distill.tasks.types import QUESTION_ANSWERING
 from distill.training.teacher import locate
-from tests.renamed import CLASSES, OF_THEIR_OWN, as_roberta, comparable, renamed, same, sentences, twins
+from tests.renamed import CLASSES, OF_THEIR_OWN, as_roberta, comparable, of_every_kind, renamed, same, sentences, twins
 from tests.tiny import SIZES, batch, bert, inputs, shaken
 
 WITH_HEAD = list(CLASSES)[1:]
+EVERY_KIND = of_every_kind(bert())
 OTHERS = [name for name in supported() if name not in ("bert", *OF_THEIR_OWN)]
 
 
@@ -69,6 +70,25 @@ def test_renamed_weights_compute_the_same(cls: type, attention: str, other: str)
     for one in both:
         first = run(one, given, frozenset({HIDDEN_STATES})).hidden_states[0]
         assert torch.equal(lowest_input(one, given).hidden_BTD, first)
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+@torch.no_grad()
+def test_scores_do_not_depend_on_the_attention(name: str) -> None:
+    """Fused attention keeps none, so that they are computed again, and collecting them changes no output."""
+    one = EVERY_KIND[name]
+    given, scores = sentences(), []
+    expected = one(**model_inputs(one, given)).logits
+    for attention in ("sdpa", "eager", "scored") if family_of(one).attention_interface else ("eager",):
+        one.set_attn_implementation(attention)
+        outputs = run(one, given, frozenset({ATTENTION_SCORES, RELATIONS}))
+        torch.testing.assert_close(outputs.logits, expected, rtol=0, atol=1e-6)
+        assert one.config._attn_implementation == attention and len(outputs.relations) == 3
+        scores.append(outputs.attention_scores)
+    for found in scores:
+        assert len(found) == one.config.num_hidden_layers
+        for mine, theirs in zip(found, scores[-1], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
