@@ -51,6 +51,11 @@ def load_config(source: str, students: bool = False) -> Any:
     Raises:
         TeacherError: there is no model under this name, or it is of no such family.
     """
+    if (Path(locate(source)) / "adapter_config.json").is_file():
+        raise TeacherError(
+            f"the model {source!r} is an adapter, or has one, which is not read: merge it into its model "
+            "(merge_and_unload of peft), save that, and give its folder"
+        )
     try:
         config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
     except UNREADABLE as error:
@@ -62,6 +67,8 @@ def load_config(source: str, students: bool = False) -> Any:
     if config.model_type not in supported(students):
         types = ", ".join(supported(students))
         raise TeacherError(f"the model {source!r} is of type {config.model_type!r}; supported are {types}")
+    if getattr(config, "quantization_config", None):
+        raise TeacherError(f"the model {source!r} is quantized: give the checkpoint that it was made from")
     if fault := family_of(config).fault(config):
         raise TeacherError(f"the model {source!r}: {fault}")
     if getattr(config, "is_decoder", False):

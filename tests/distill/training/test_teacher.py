@@ -47,6 +47,15 @@ def test_some_models_of_a_type_are_refused(tmp_path: Path, changes: dict[str, An
         load_config(str(tmp_path))
 
 
+def test_quantized_models_and_adapters_are_refused(tmp_path: Path) -> None:
+    BertConfig(**SIZES, quantization_config={"quant_method": "bitsandbytes"}).save_pretrained(tmp_path)
+    with pytest.raises(TeacherError, match=r"^the model '.*' is quantized: give the checkpoint that it was made from$"):
+        load_config(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(TeacherError, match=r"^the model '.*' is an adapter, or has one, .*: merge it into its model"):
+        load_config(str(tmp_path))
+
+
 def test_types_without_a_class_for_a_task(tmp_path: Path) -> None:
     NomicBertConfig(**SIZES).save_pretrained(tmp_path)
     with pytest.raises(TeacherError, match=r"'nomic_bert', for which transformers has no model for question"):
