@@ -23,6 +23,7 @@ LARGEST = {
 # The sizes that may be 0, and the defaults of fields that files do not contain, as there were none of them once.
 MAY_BE_ZERO = ("positions", "token_types", "head_biases", "relative_positions")
 LEFT_OUT = {"trigrams": True, "head_biases": 0, "relative_positions": 0, "pre_norm": False, "biases": "all"}
+LEFT_OUT |= {"norm_biases": True, "first_norm": True, "dense_heads": False}
 MOST_EXPERTS = 64
 GATE_SCALES = ("relative", "probability")
 # The values of the fields of a base that have a choice.
@@ -57,6 +58,9 @@ class Base:
             otherwise they are after the residual connections.
         biases: which linear maps of the layers have them: "all"; "outer", those of attention and `project`, but not
             `expand` and `gate` (GTE); or "none".
+        norm_biases: whether LayerNorms have biases.
+        first_norm: whether the lowest attention has a LayerNorm. ModernBERT's has none, as one follows the embeddings.
+        dense_heads: whether heads for single tokens, too, begin with a linear map and a LayerNorm, without biases.
         gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
         mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
         gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
@@ -84,6 +88,9 @@ class Base:
     relative_positions: int = 0
     pre_norm: bool = False
     biases: str = "all"
+    norm_biases: bool = True
+    first_norm: bool = True
+    dense_heads: bool = False
     gelu: str = "tanh"
     mismatch: str = "narrow"
     gate_scale: str = "relative"
@@ -96,7 +103,7 @@ class Base:
             if name == "embedding" and value is None:
                 continue
             check_integer(f"base.{name}", value, largest, smallest=0 if name in MAY_BE_ZERO else 1)
-        for name in ("trigrams", "pre_norm"):
+        for name in ("trigrams", "pre_norm", "norm_biases", "first_norm", "dense_heads"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ArchitectureError(f"base.{name}: must be true or false, not {shortened(value)}")
         for name, choices in CHOICES.items():
@@ -114,6 +121,11 @@ class Base:
     def table_width(self) -> int:
         """The channels of the embedding tables for positions and token types."""
         return self.width if self.embedding is None or self.trigrams else self.embedding
+
+    @property
+    def norm_size(self) -> int:
+        """The parameters of a LayerNorm."""
+        return self.width * (1 + self.norm_biases)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serializable values, the fields by their names."""

@@ -70,7 +70,9 @@ def params_encoder(architecture: Architecture) -> int:
     """`params` without the head, as MoEBERT, MiniMoE (table 5) and MicroBERT (table 1) count their baselines."""
     base = architecture.base
     layers = sum(layer_params(base, layer) for layer in architecture.layers)
-    return embedding_params(base, architecture.embedding) + layers
+    # The LayerNorm that `embedding_params` subtracts is not counted in a layer that is left out.
+    missing = base.norm_size if not base.first_norm and architecture.layers[0].left_out else 0
+    return embedding_params(base, architecture.embedding) + layers + missing
 
 
 def params_effective(architecture: Architecture) -> int:
@@ -110,9 +112,10 @@ def embedding_params(base: Base, part: Embedding = FULL) -> int:
         mapped = 3 * base.embedding if base.trigrams else base.embedding
         words = base.vocabulary * base.embedding + _linear(mapped, base.width)
     relative = (base.relative_positions + 2) * base.width if base.relative_positions else 0
-    absolute = (base.positions + base.token_types + 2) * base.table_width
-    final_norm = 2 * base.width if base.pre_norm else 0
-    return words + absolute + relative + final_norm + base.head_biases * base.heads
+    absolute = (base.positions + base.token_types + 1 + base.norm_biases) * base.table_width
+    # The last LayerNorm, and the missing one of the lowest attention, which `layer_params` does not know to be lowest.
+    norms = base.norm_size * (base.pre_norm - (not base.first_norm))
+    return words + absolute + relative + norms + base.head_biases * base.heads
 
 
 def layer_params(base: Base, layer: Layer) -> int:
@@ -125,9 +128,9 @@ def head_params(base: Base, part: PredictionHead, num_labels: int = 3, head: Hea
     outputs = head.outputs or num_labels
     if head.vocabulary:
         inner = base.embedding or base.width
-        return _linear(base.width, inner) + 2 * inner + base.vocabulary
+        return _linear(base.width, inner) + 2 * inner * (not base.dense_heads) + base.vocabulary
     if not head.pooled:
-        return _linear(base.width, outputs)
+        return _linear(base.width, outputs) + base.dense_heads * _linear(base.width, base.width)
     pooler = _linear(base.width, base.width)
     if part.experts == 1:
         return pooler + _linear(base.width, outputs)
@@ -218,7 +221,7 @@ def head_macs(
             return tokens * (base.width**2 + embedding.rank * (base.width + base.vocabulary))
         return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
     if not head.pooled:
-        return tokens * base.width * outputs
+        return tokens * base.width * (outputs + base.dense_heads * base.width)
     routed = base.width**2 + _gate(base.width, part.experts) if part.experts > 1 else 0
     return base.width**2 + routed + base.width * outputs
 
@@ -273,13 +276,13 @@ def _attention_params(base: Base, layer: Layer) -> int:
     attention = layer.attention
     biases = 0 if base.biases == "none" else 3 * _attention_width(base, attention) + base.width
     maps = attention.experts * (_attention_maps(base, attention) + biases)
-    return maps + 2 * base.width + _gate(base.width, attention.experts)
+    return maps + base.norm_size + _gate(base.width, attention.experts)
 
 
 def _block_params(base: Base, ffn: FFN, project: int) -> int:
     experts = ffn.experts
     gate = _gate(base.width, experts.count) if experts.gated else 0
-    return experts.count * _maps_params(base, ffn, project) + gate + 2 * base.width
+    return experts.count * _maps_params(base, ffn, project) + gate + base.norm_size
 
 
 def _maps_params(base: Base, ffn: FFN, project: int) -> int:

@@ -44,7 +44,7 @@ class EmbeddingBytes:
         # The map of an embedding of smaller rank has no bias, but scales.
         scales = (self.runtime == INT8) * (part.rank is not None) * SCALE_AND_ZERO * base.width
         map_biases = 0 if base.embedding is None else base.width
-        norms = 2 * base.table_width + (2 * base.width if base.pre_norm else 0)
+        norms = (1 + base.norm_biases) * base.table_width + base.norm_size * (base.pre_norm - (not base.first_norm))
         weights = _bytes(cost.embedding_params(base, part), map_biases, map_biases, norms, self.runtime)
         return weights + scales
 
@@ -62,7 +62,7 @@ class LayerBytes:
         inner = (1 + ffn.graph.gated) * ffn.inner(base) if ffn.stack else 0
         channels = of_attention + ffn.stack * ffn.experts.count * (inner + base.width)
         biases = {"all": channels, "outer": of_attention + ffn.stack * base.width, "none": 0}[base.biases]
-        norms = 2 * base.width * ((not layer.left_out) + ffn.stack)
+        norms = base.norm_size * ((not layer.left_out) + ffn.stack)
         weights = _bytes(cost.layer_params(base, layer), channels, biases, norms, self.runtime)
         hashed = ffn.experts.count > 1 and not ffn.experts.gated
         described = DESCRIPTIONS[self.runtime]
@@ -83,7 +83,7 @@ class HeadBytes:
         if self.head.vocabulary:
             inner = base.embedding or base.width
             return _bytes(params, inner, inner, 2 * inner + base.vocabulary, self.runtime)
-        pooler = base.width if self.head.pooled else 0
+        pooler = base.width if self.head.pooled or base.dense_heads else 0
         channels = pooler + part.experts * (self.head.outputs or self.num_labels)
         return _bytes(params, channels, channels, 0, self.runtime)
 

@@ -33,6 +33,9 @@ INHERITED = ("id2label", "label2id", "problem_type", "pad_token_id")
 # The values of an architecture for which only some families have the modules, and the keys of their configurations.
 OF_SOME_FAMILIES = {"base.embedding": "embedding_size", "head.experts": "head_experts"}
 
+# The fields of a base that follow from the family.
+OF_FAMILY = ("pre_norm", "biases", "norm_biases", "first_norm", "dense_heads")
+
 # For each activation of a teacher: that of the base graph, and the form of gelu.
 ACTIVATIONS: dict[str, tuple[str, str]] = {
     "gelu": ("gelu", "erf"),
@@ -101,10 +104,9 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
             raise refused(name, value)
     if base.token_types and "token_types" not in family.sizes:
         raise refused("base.token_types", base.token_types)
-    if base.pre_norm != family.pre_norm:
-        raise refused("base.pre_norm", str(base.pre_norm).lower())
-    if base.biases != family.biases:
-        raise refused("base.biases", base.biases)
+    for name in OF_FAMILY:
+        if (value := getattr(base, name)) != getattr(family, name):
+            raise refused(f"base.{name}", str(value).lower())
     if base.embedding and base.trigrams == bool(family.embedding_size):
         raise refused("base.trigrams", str(base.trigrams).lower())
     if not family.experts and any(ffn.experts != DENSE for ffn in architecture.ffns):
@@ -113,8 +115,11 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         raise refused("attention.experts", max(experts))
     if template is not None:
         for name in (*INHERITED, *family.kept_keys):
-            if hasattr(template, name):  # transformers saves some keys of DeBERTa only where they are given
-                setattr(config, name, getattr(template, name))
+            # transformers saves some keys of DeBERTa only where they are given; ModernBERT's pattern of layers is that
+            # of its class for another depth.
+            kept: Any = getattr(template, name, None)
+            if hasattr(template, name) and (name != "layer_types" or len(kept) == base.depth):
+                setattr(config, name, kept)
     return config
 
 
@@ -242,8 +247,8 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     activation, gelu = ACTIVATIONS[name]
     sizes: dict[str, Any] = {field: family.size(config, field) for field in {**SIZES, **family.sizes}}
     embedding = family.embedding(config)
-    sizes |= {"relative_positions": family.relative_positions(config), "pre_norm": family.pre_norm}
-    sizes |= {"biases": family.biases}
+    sizes |= {"relative_positions": family.relative_positions(config)}
+    sizes |= {name: getattr(family, name) for name in OF_FAMILY}
     base = Base(**sizes, embedding=embedding, trigrams=embedding is None, gelu=gelu)
     return base, base_graph(activation, bool(family.gate))
 
@@ -275,7 +280,7 @@ def from_teacher(
     base = replace(base, mismatch=mismatch)
     supernet = build(Architecture.uniform(base, graph, stack), task_type_of(teacher), template=teacher.config)
     weights, family = supernet.state_dict(), family_of(supernet)
-    for name, tensor in teacher.state_dict().items():
+    for name, tensor in family_of(teacher).separated(teacher.state_dict()).items():
         weights[family_of(teacher).renamed(family, name)] = tensor.clone()
     if stack > 1:
         if block_inputs is None:

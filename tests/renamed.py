@@ -16,6 +16,8 @@ from transformers import (
     GteForSequenceClassification,
     JinaEmbeddingsV3Config,
     JinaEmbeddingsV3ForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     NomicBertConfig,
     NomicBertForSequenceClassification,
     PreTrainedModel,
@@ -172,7 +174,7 @@ def sizes_of(model: PreTrainedModel) -> dict[str, int]:
 
 
 # The types whose weights cannot be those of a BERT.
-OF_THEIR_OWN = ("jina_embeddings_v3", "nomic_bert", "gte", "roberta-prelayernorm")
+OF_THEIR_OWN = ("jina_embeddings_v3", "nomic_bert", "gte", "roberta-prelayernorm", "modernbert")
 
 
 def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
@@ -198,6 +200,14 @@ def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
         ):
             config = own(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
             models[name] = shaken(cls(config)).eval()
+        modern = ModernBertConfig(
+            **{key: size for key, size in sizes_of(model).items() if key != "type_vocab_size"},
+            num_labels=model.config.num_labels,
+            layer_types=["full_attention", "sliding_attention"] * (model.config.num_hidden_layers // 2),
+            local_attention=4,
+            pad_token_id=0,
+        )
+        models["modernbert"] = shaken(ModernBertForSequenceClassification(modern)).eval()
         models["jina"] = shaken(JinaEmbeddingsV3ForSequenceClassification(jina)).eval()
         biases = models["mpnet"].mpnet.encoder.relative_attention_bias.weight
         torch.nn.init.normal_(biases)

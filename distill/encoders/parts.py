@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from distill.encoders.family import family_of
+from distill.encoders.student.attention import NoSelfAttention
 from distill.encoders.student.families import Family
 
 
@@ -49,13 +50,18 @@ def part(layer: nn.Module, path: str) -> Any:
     return layer.get_submodule(path)
 
 
-def has_part(layer: nn.Module, path: str) -> bool:
-    """Whether there is a module at this path; a student's attention without heads has no linear maps."""
+def attends(layer: nn.Module, family: Family) -> bool:
+    """Whether a layer has attention heads."""
     try:
-        layer.get_submodule(path)
-    except AttributeError:
+        return not isinstance(layer.get_submodule(family.self_attention), NoSelfAttention)
+    except AttributeError:  # it is left out
         return False
-    return True
+
+
+def fused_path(family: Family, path: str) -> str:
+    """The path in a layer of the linear map that computes the one at `path`: in an encoder, one for several maps."""
+    fused = {} if family.students_of else family.fused
+    return next((whole for whole, maps in fused.items() if path in maps), path)
 
 
 def model_inputs(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -80,7 +86,7 @@ def word_head(model: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class LayerInput:
-    """The arguments of a layer: its hidden states (B, T, width), and all others, which are the same for all layers."""
+    """The arguments of a layer: its hidden states (B, T, width), and all others."""
 
     hidden_BTD: Tensor
     args: tuple[Any, ...]
@@ -88,23 +94,29 @@ class LayerInput:
 
 
 class _Reached(Exception):
-    """The lowest layer is reached."""
+    """The last layer is reached of which the arguments are wanted."""
 
 
-def lowest_input(model: Any, batch: Mapping[str, Tensor]) -> LayerInput:
-    """The arguments with which a model calls its lowest layer, which does not run."""
+def layer_inputs(model: Any, batch: Mapping[str, Tensor]) -> list[LayerInput]:
+    """The arguments with which a model calls its layers. Where these differ in nothing but the hidden states, no layer
+    runs, and all have the hidden states of the lowest one.
+    """
     found: list[LayerInput] = []
+    layers = encoder_layers(model)
+    last = len(layers) if family_of(model).layer_types else 1
 
-    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden_BTD, *others = args if args else (kwargs.pop("hidden_states"),)
         found.append(LayerInput(hidden_BTD, tuple(others), kwargs))
-        raise _Reached
+        if len(found) == last:
+            raise _Reached
 
-    hook = encoder_layers(model)[0].register_forward_pre_hook(stop, with_kwargs=True)
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers[:last]]
     try:
         model.base_model(**model_inputs(model, batch))
     except _Reached:
-        return found[0]
+        return found if last > 1 else found * len(layers)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     raise AssertionError("the model has no layers")

@@ -76,7 +76,7 @@ def _run(model: Any, weights: dict[str, Tensor]) -> Tensor:
 def _slice(model: Any, unit: str) -> tuple[str, Tensor, Tensor]:
     family, config = family_of(model), model.config
     size = KEPT if unit == CHANNELS else family.size(config, "width") // family.size(config, "heads")
-    weights = dict(model.base_model.named_parameters())
+    weights = family.separated(dict(model.base_model.named_parameters()))
     prefix = family.prefix(weights)
     sliced: dict[str, Tensor] = {}
     zeroed: dict[str, Tensor] = {}
@@ -93,7 +93,7 @@ def _slice(model: Any, unit: str) -> tuple[str, Tensor, Tensor]:
                 zeroed[f"{prefix}{number}.{name}"] = zeros.index_copy(dimension, kept, tensor[:, kept])
     expected = _run(model, zeroed)
     with _single_heads(model) if unit == HEADS else nullcontext():
-        return f"with some of its {unit}", _run(model, sliced), expected
+        return f"with some of its {unit}", _run(model, family.joined(sliced, torch.cat)), expected
 
 
 @contextmanager

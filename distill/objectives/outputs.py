@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from distill.cpu.attention import SCORED, take_scores
 from distill.encoders.family import family_of
 from distill.encoders.heads import Heads, heads_of
-from distill.encoders.parts import has_part, model_inputs, part
+from distill.encoders.parts import attends, fused_path, model_inputs, part
 from distill.tasks.types import CLASSIFICATION, task_type_of
 
 Batch = dict[str, Tensor]
@@ -86,7 +86,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     layers = list(unwrapped.base_model.get_submodule(family.layers))
     depth = len(layers)
     states = layers_of(needs, HIDDEN_STATES, range(depth + 1))
-    attending = {number for number, layer in enumerate(layers, start=1) if has_part(layer, family.query)}
+    attending = {number for number, layer in enumerate(layers, start=1) if attends(layer, family)}
     scored = [layer for layer in layers_of(needs, ATTENTION_SCORES, range(1, depth + 1)) if layer in attending]
     related = layers_of(needs, RELATIONS, [depth])
     if len(related) > 1:
@@ -118,7 +118,8 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         unwrapped.set_attn_implementation(SCORED)
     products = collected(maps([] if keeps_scores else scored, family.query, family.key))
     related = [layer for layer in related if layer in attending]
-    relations = collected(maps(related, family.query, family.key, family.value))
+    paths = dict.fromkeys(fused_path(family, path) for path in (family.query, family.key, family.value))
+    relations = collected(maps(related, *paths))
     routings = collected([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
         outputs = model(**model_inputs(unwrapped.config, batch), output_hidden_states=bool(states))
@@ -143,7 +144,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         task_type=task_type.name,
         hidden_states=spread({layer: outputs.hidden_states[layer] for layer in states}, depth + 1),
         attention_scores=spread(scores, depth),
-        relations=tuple(relations.values()),
+        relations=tuple(part for output in relations.values() for part in output.chunk(3 // len(paths), dim=-1)),
         routings=tuple((r.probabilities, r.experts[:, 0]) for r in routings.values() if r.probabilities is not None),
         heads=heads,
     )

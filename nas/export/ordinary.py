@@ -31,8 +31,11 @@ GELU_FORMS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 
 
 def remaining_layers(config: Any) -> list[int]:
-    """The numbers of a student's layers without those that are left out."""
-    return [layer for layer in range(config.num_hidden_layers) if not is_left_out(config, layer)]
+    """The numbers of a student's layers without those that are left out. The lowest one stays where it alone lacks a
+    LayerNorm, so that no other can take its place.
+    """
+    first = [] if family_of(config).first_norm else [0]
+    return sorted({*first, *(layer for layer in range(config.num_hidden_layers) if not is_left_out(config, layer))})
 
 
 def reason_against(config: Any) -> str:
@@ -145,6 +148,8 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
         ordinary.sizes["inner"]: max(1, *(config.ffn[layer]["inner"] for layer in layers)),
         ordinary.activation_key: activation_of(config),
     }
+    if family.layer_types:
+        settings["layer_types"] = [config.layer_types[layer] for layer in layers]
     model = type_of_head(student).model.from_config(config_class(**settings)).eval()
     given = _renamed(student, ordinary, layers)
     weights: dict[str, Tensor] = {}
@@ -153,7 +158,7 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
         words, low = (either.get_input_embeddings() for either in (model, student))
         padding[WORDS] = sum(p.numel() for p in words.parameters()) - sum(p.numel() for p in low.parameters())
     slices, most = ordinary.slices(), config.num_attention_heads
-    for name, whole in model.state_dict().items():
+    for name, whole in ordinary.separated(model.state_dict()).items():
         tensor = given.pop(name, None)
         inside = parts[2] if (parts := ordinary.split(name)) else ""
         weights[name] = torch.zeros_like(whole)
@@ -170,7 +175,7 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
             weights[name].fill_(1)
         # What a layer without an FFN lacks beside the channels, biases and a LayerNorm, counts as theirs.
         padding[unit] += whole.numel() - (0 if tensor is None else tensor.numel())
-    model.load_state_dict(weights | given, strict=True)
+    model.load_state_dict(ordinary.joined(weights | given, torch.cat), strict=True)
     _check(student, model)
     return OrdinaryForm(model, padding)
 

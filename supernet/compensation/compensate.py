@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.encoders.family import family_of
-from distill.encoders.parts import encoder_layers, evaluating, lowest_input, part
+from distill.encoders.parts import encoder_layers, evaluating, layer_inputs, part
 from distill.encoders.student.configuration import attention_experts, is_left_out
 from distill.encoders.student.dispatch import Dispatch, Tokens, take
 from distill.encoders.student.ffn import FFNBlock
@@ -72,8 +72,8 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
     batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in calibration.batches]
     family = family_of(model)
     with accelerator.autocast():
-        given = [lowest_input(model, batch) for batch in batches]
-    hidden = [arguments.hidden_BTD for arguments in given]
+        given = [layer_inputs(model, batch) for batch in batches]
+    hidden = [lowest.hidden_BTD for lowest, *_ in given]
     valid = [batch["attention_mask"].bool() for batch in batches]
     tokens = [Tokens(batch["input_ids"], batch["attention_mask"]) for batch in batches]
     epsilon = family.norm_epsilon(model.config)
@@ -87,8 +87,8 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
             output = part(layer, family.output)
             with accelerator.autocast(), _kept_inputs(output) as contexts:
                 attended = [
-                    layer.attend(states, *arguments.args, **arguments.kwargs)
-                    for states, arguments in zip(hidden, given, strict=True)
+                    layer.attend(states, *of_batch[i].args, **of_batch[i].kwargs)
+                    for states, of_batch in zip(hidden, given, strict=True)
                 ]
             if solves_attention:
                 x_ND, context_NE = _of_tokens(hidden, valid), _of_tokens(contexts, valid)

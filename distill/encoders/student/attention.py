@@ -52,6 +52,24 @@ class Bias(nn.Module):
         return context_BT0.new_zeros(*shape, self.width) if self.bias is None else self.bias.expand(*shape, -1)
 
 
+class SeparateMaps(nn.Module):
+    """Query, key and value maps in the place of the one linear map that computes all three:
+    (B, T, width) -> (B, T, 3 width).
+    """
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=bias) for _ in range(3))
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of all weights, which transformers initializes; it initializes those of the three maps, too."""
+        return torch.cat((self.query.weight, self.key.weight, self.value.weight))
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return torch.cat((self.query(hidden_BTD), self.key(hidden_BTD), self.value(hidden_BTD)), dim=-1)
+
+
 def keep_heads(layer: Any, family: Family, heads: int, config: Any) -> None:
     """Give the attention of a layer this number of heads, each of which keeps its size."""
     width, bias = config.hidden_size, family.biases != "none"

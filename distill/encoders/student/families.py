@@ -46,6 +46,10 @@ class Family:
         gate: the linear map whose outputs are multiplied by those of the activation, if there is one. Then `ffn` is the
             module that another one can replace.
         biases: which linear maps of a layer have them, see `search_spaces.base.Base`.
+        norm_biases: whether LayerNorms have biases.
+        first_norm: whether the lowest attention has a LayerNorm.
+        dense_heads: whether all heads begin with a linear map and a LayerNorm, for single tokens, too.
+        layer_types: whether layers differ in which tokens they attend to, as the configuration says.
         pre_norm: whether the LayerNorms of attention and FFN are before them, and one, `final_norm`, after the last
             layer; otherwise they are after the residual connections.
         norm: the LayerNorm of the FFN, in a layer.
@@ -55,6 +59,8 @@ class Family:
         attention: in a layer, the module with the attention, and `attention_norm` its LayerNorm.
         self_attention: in a layer, the module that is passed to transformers' attention functions.
         query, key, value, output: the linear maps of the attention, in a layer.
+        fused: the linear maps of the encoder that compute several of the maps above, with the names of these in the
+            order of its outputs. Students have them as separate maps.
         heads_attribute: the attribute of `self_attention` with the number of heads.
         attention_interface: whether the encoder uses transformers' attention functions and passes other arguments on to
             its layers. The layers of others return tuples.
@@ -89,6 +95,10 @@ class Family:
     gate: str | None = None
     ffn: str = ""
     biases: str = "all"
+    norm_biases: bool = True
+    first_norm: bool = True
+    dense_heads: bool = False
+    layer_types: bool = False
     pre_norm: bool = False
     final_norm: str = ""
     norm: str = "output.LayerNorm"
@@ -101,6 +111,7 @@ class Family:
     key: str = "attention.self.key"
     value: str = "attention.self.value"
     output: str = "attention.output.dense"
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     heads_attribute: str = "num_attention_heads"
     attention_interface: bool = True
     rotary: bool = False
@@ -179,6 +190,28 @@ class Family:
                 inside = f"{theirs.format(0)}.{inside.removeprefix(path)}"
                 break
         return f"{prefix}{layer}.{inside}"
+
+    def separated(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """A state dict of an encoder with every fused tensor divided into those of its maps."""
+        result = dict(weights)
+        for name in weights:
+            for fused, maps in self.fused.items():
+                before, found, kind = name.rpartition(f".{fused}.")
+                if found:
+                    parts = result.pop(name).chunk(len(maps))
+                    result |= {f"{before}.{path}.{kind}": part for path, part in zip(maps, parts, strict=True)}
+        return result
+
+    def joined(self, weights: Mapping[str, Any], join: Callable[[list[Any]], Any]) -> dict[str, Any]:
+        """The inverse of `separated`; `join` is `torch.cat`."""
+        result = dict(weights)
+        for name in weights:
+            for fused, (first, *others) in self.fused.items():
+                before, found, kind = name.rpartition(f".{first}.")
+                if found:
+                    names = [name, *(f"{before}.{path}.{kind}" for path in others)]
+                    result[f"{before}.{fused}.{kind}"] = join([result.pop(each) for each in names])
+        return result
 
     def size(self, config: Any, name: str) -> int:
         """The size in a configuration that is the field `name` of `Base`; 0 if there are no such tables."""
@@ -371,6 +404,62 @@ _NOMIC = replace(
     decoder="cls.predictions.decoder",
 )
 _GTE = replace(_NOMIC, model_type="gte", biases="outer", word_head=("lm_head",), decoder="lm_head.decoder")
+
+
+def _fault_of_modernbert(config: Any) -> str:
+    for key, value in (("attention", False), ("mlp", False), ("norm", False), ("classifier", False), ("decoder", True)):
+        if bool(getattr(config, f"{key}_bias")) is not value:
+            return f"{key}_bias must be {str(value).lower()}"
+    return ""
+
+
+_MODERNBERT = Family(
+    model_type="modernbert",
+    layers="layers",
+    embeddings_norm="embeddings.norm",
+    words="embeddings.tok_embeddings",
+    word_map="embeddings.tok_embeddings.map",
+    expand="mlp.Wi.expand",
+    activation="mlp.act",
+    gate="mlp.Wi.gate",
+    project="mlp.Wo",
+    ffn="mlp",
+    biases="none",
+    norm_biases=False,
+    first_norm=False,
+    dense_heads=True,
+    layer_types=True,
+    pre_norm=True,
+    final_norm="final_norm",
+    norm="mlp_norm",
+    adds_residuals=True,
+    attention="attn",
+    attention_norm="attn_norm",
+    self_attention="attn",
+    query="attn.Wqkv.query",
+    key="attn.Wqkv.key",
+    value="attn.Wqkv.value",
+    output="attn.Wo",
+    fused={
+        "attn.Wqkv": ("attn.Wqkv.query", "attn.Wqkv.key", "attn.Wqkv.value"),
+        "mlp.Wi": ("mlp.Wi.expand", "mlp.Wi.gate"),
+    },
+    rotary=True,
+    attention_experts=False,
+    word_head=("head", "decoder"),
+    decoder="decoder",
+    sizes={name: key for name, key in SIZES.items() if name != "token_types"},
+    activation_key="hidden_activation",
+    dropouts=("mlp_dropout", "attention_dropout"),
+    epsilon="norm_eps",
+    other_keys=(
+        *("max_position_embeddings", "layer_types", "local_attention", "rope_parameters", "embedding_dropout"),
+        *("classifier_pooling", "classifier_activation", "initializer_cutoff_factor"),
+        *("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"),
+    ),
+    has_positions=False,
+    fault=_fault_of_modernbert,
+)
 _TEACHERS = (
     *(replace(_BERT, model_type=name) for name in ("bert", "ernie")),
     *(replace(_ROBERTA, model_type=name) for name in ("roberta", "xlm-roberta", "camembert", "data2vec-text")),
@@ -382,6 +471,7 @@ _TEACHERS = (
     _NOMIC,
     _GTE,
     _ROBERTA_PRELAYERNORM,
+    _MODERNBERT,
 )
 FAMILIES: dict[str, Family] = {
     family.model_type: family for teacher in _TEACHERS for family in (teacher, teacher.students())

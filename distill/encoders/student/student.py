@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from .attention import ExpertAttention, ExpertSelfAttention, keep_heads, select_biases
+from .attention import ExpertAttention, ExpertSelfAttention, SeparateMaps, keep_heads, select_biases
 from .configuration import attention_experts, configuration_fault, is_left_out, is_routed
 from .dispatch import Tokens
 from .embedding import LowRankDecoder, LowRankEmbedding
@@ -47,11 +47,15 @@ class StudentLayer:
     router: Any
     ffn: nn.ModuleList
     get_submodule: Any
+    set_submodule: Any
 
     def replace_attention(self, config: Any, number: int) -> None:
         """Give the attention of the layer of this number the heads or the experts of the configuration."""
         self.family = family = FAMILIES[config.model_type]
         self.left_out = is_left_out(config, number)
+        for path in family.fused:
+            if path.startswith(f"{family.self_attention}."):
+                self.set_submodule(path, SeparateMaps(config.hidden_size, family.biases != "none"))
         if self.left_out:
             for path in (family.attention, family.attention_norm):
                 setattr(self, _first(path), None)
@@ -83,12 +87,14 @@ class StudentLayer:
         attention = self.get_submodule(family.attention)
         if isinstance(attention, ExpertAttention):
             kwargs["tokens"] = tokens
-        hidden_BTD: Tensor = attention(hidden_states, *args, **kwargs)[0]
+        norm = self.get_submodule(family.attention_norm) if family.adds_residuals else None
+        x_BTD = norm(hidden_states) if norm is not None and family.pre_norm else hidden_states
+        hidden_BTD: Tensor = attention(x_BTD, *args, **kwargs)[0]
         if family.attention_dropout:
             hidden_BTD = self.get_submodule(family.attention_dropout)(hidden_BTD)
-        if family.adds_residuals:
-            hidden_BTD = self.get_submodule(family.attention_norm)(hidden_BTD + hidden_states)
-        return hidden_BTD
+        if norm is not None:
+            hidden_BTD = hidden_BTD + hidden_states
+        return hidden_BTD if norm is None or family.pre_norm else norm(hidden_BTD)
 
     def forward(self, hidden_states: Tensor, *args: Any, tokens: Tokens | None = None, **kwargs: Any) -> Any:
         """As the family's layer, unless it is left out; a model with experts passes `tokens`."""

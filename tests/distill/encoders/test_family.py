@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from distill.encoders.family import FamilyError, family_of, supported
-from distill.encoders.parts import encoder_layers, lowest_input, model_inputs, output_layer, word_head
+from distill.encoders.parts import encoder_layers, layer_inputs, model_inputs, output_layer, word_head
 from distill.encoders.student.families import CHANNELS, FAMILIES, HEADS
 from distill.encoders.verify import verify
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
@@ -69,7 +69,7 @@ def test_renamed_weights_compute_the_same(cls: type, attention: str, other: str)
     assert same(mine.logits[real], theirs.logits[real], other) == comparable(cls, other)
     for one in both:
         first = run(one, given, frozenset({HIDDEN_STATES})).hidden_states[0]
-        assert torch.equal(lowest_input(one, given).hidden_BTD, first)
+        assert torch.equal(layer_inputs(one, given)[0].hidden_BTD, first)
 
 
 @pytest.mark.parametrize("name", EVERY_KIND)
