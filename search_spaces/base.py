@@ -20,10 +20,14 @@ LARGEST = {
     "head_biases": 65_536,
     "relative_positions": 1_048_576,
 }
-# The sizes that may be 0, and the defaults of fields that files do not contain, as there were none of them once.
+# The sizes that may be 0; and the fields that files do not contain if they have these values, the defaults, so that
+# files and cache keys from before these fields stay the same.
 MAY_BE_ZERO = ("positions", "token_types", "head_biases", "relative_positions")
-LEFT_OUT = {"trigrams": True, "head_biases": 0, "relative_positions": 0, "pre_norm": False, "biases": "all"}
-LEFT_OUT |= {"norm_biases": True, "first_norm": True, "dense_heads": False}
+LEFT_OUT = {"trigrams": True, "head_biases": 0, "relative_positions": 0, "pre_norm": False, "biases": "all"} | {
+    "norm_biases": True,
+    "first_norm": True,
+    "dense_heads": False,
+}
 MOST_EXPERTS = 64
 GATE_SCALES = ("relative", "probability")
 # The values of the fields of a base that have a choice.
@@ -47,9 +51,9 @@ class Base:
         inner: channels of the FFN at expansion 1.
         vocabulary, positions, token_types: rows of the embedding tables; some models have no positions or token types.
         embedding: None for a word embedding of full width; a size for a factorized one.
-        trigrams: what a factorized embedding is: MobileBERT's, where the embeddings of the previous, this and the next
-            word are concatenated and mapped to the width; otherwise ELECTRA's, where all embeddings have the smaller
-            size, and their normalized sum is mapped to the width.
+        trigrams: what a factorized embedding is, without effect if there is none: MobileBERT's, where the embeddings of
+            the previous, this and the next word are concatenated and mapped to the width; otherwise ELECTRA's, where
+            all embeddings have the smaller size, and their normalized sum is mapped to the width.
         head_biases: rows of MPNet's table of relative positions, which has a value for each head and is shared by all
             layers; 0: there is none.
         relative_positions: rows of DeBERTa's table of relative positions, which is as wide as the model, has a
@@ -128,7 +132,7 @@ class Base:
         return self.width * (1 + self.norm_biases)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-serializable values, the fields by their names."""
+        """JSON-serializable values, the fields by their names without those that are left out."""
         return {name: value for name, value in asdict(self).items() if (name, value) not in LEFT_OUT.items()}
 
     def differences(self, other: "Base") -> str:

@@ -1,16 +1,17 @@
 """What an architecture costs in closed form: parameters and multiply-accumulates (MACs).
 
-The model is BERT as Hugging Face builds it: word, position and token-type embeddings with a LayerNorm (a word embedding
-of rank r has r columns, and a projection r -> d without bias); per layer the linear layers for query, key, value and
-output with a LayerNorm; per block `expand` (d -> e), `gate` (d -> e) where the graph has one, `project` (w -> d, where
-w is the width of the value it is really applied to) and a LayerNorm; and a prediction head. A sentence-level head has a
-pooler and a classifier; a token-level head (tags, or the start and end of an answer) a classifier alone; a masked-LM
-head has a linear layer and a LayerNorm before the output embedding, which is tied to the word embedding, and a bias for
-each token. All linear layers have biases. An attention of h of the base's n heads maps d to h d / n channels; without
-heads the bias of its output projection is left. Each expert has its own copy of all linear layers of a block (or of an
-attention); a gate (d -> E, without bias) chooses among the experts. Hash routing tables do not count as parameters, and
-the MACs that a capacity saves are not subtracted. A layer without an FFN has only its attention, and a layer with
-neither heads nor an FFN nothing at all.
+The model is an encoder as transformers builds it. `Base` says which biases, LayerNorms and tables it has; BERT, the
+default, has all biases, and no tables but these: word, position and token-type embeddings with a LayerNorm (a word
+embedding of rank r has r columns, and a projection r -> d without bias); per layer the linear layers for query, key,
+value and output with a LayerNorm; per block `expand` (d -> e), `gate` (d -> e) where the graph has one, `project` (w ->
+d, where w is the width of the value it is really applied to) and a LayerNorm; and a prediction head. A sentence-level
+head has a pooler and a classifier; a token-level head (tags, or the start and end of an answer) a classifier alone; a
+masked-LM head has a linear layer and a LayerNorm before the output embedding, which is tied to the word embedding, and
+a bias for each token. An attention of h of the base's n heads maps d to h d / n channels; without heads the bias of its
+output projection is left. Each expert has its own copy of all linear layers of a block (or of an attention); a gate (d
+-> E, without bias) chooses among the experts. Hash routing tables do not count as parameters, and the MACs that a
+capacity saves are not subtracted. A layer without an FFN has only its attention, and a layer with neither heads nor an
+FFN nothing at all.
 
 `num_labels` is the number of classes or tags; other heads have a fixed number of outputs. Papers count differently;
 functions that follow a paper name it.

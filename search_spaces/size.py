@@ -44,7 +44,8 @@ class EmbeddingBytes:
         # The map of an embedding of smaller rank has no bias, but scales.
         scales = (self.runtime == INT8) * (part.rank is not None) * SCALE_AND_ZERO * base.width
         map_biases = 0 if base.embedding is None else base.width
-        norms = (1 + base.norm_biases) * base.table_width + base.norm_size * (base.pre_norm - (not base.first_norm))
+        others = base.pre_norm - (not base.first_norm) + bool(base.relative_positions)
+        norms = (1 + base.norm_biases) * base.table_width + base.norm_size * others
         weights = _bytes(cost.embedding_params(base, part), map_biases, map_biases, norms, self.runtime)
         return weights + scales
 

@@ -1,5 +1,6 @@
 """Models from architectures, and supernets that are initialized from a teacher or with random weights."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -29,7 +30,7 @@ from search_spaces.layer import DENSE, Experts
 from search_spaces.operations import BINARY, UNARY
 
 # What a student takes from its teacher's configuration, in addition to the keys that its family names.
-INHERITED = ("id2label", "label2id", "problem_type", "pad_token_id")
+INHERITED = ("id2label", "label2id", "problem_type", "pad_token_id", "tie_word_embeddings")
 # The values of an architecture for which only some families have the modules, and the keys of their configurations.
 OF_SOME_FAMILIES = {"base.embedding": "embedding_size", "head.experts": "head_experts"}
 
@@ -99,14 +100,22 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
     for name, key in OF_SOME_FAMILIES.items():
         value = attrgetter(name)(architecture)
         if hasattr(config, key):
-            setattr(config, key, base.embedding or base.width if key == family.embedding_size else value)
+            setattr(config, key, (base.embedding or base.width) if key == family.embedding_size else value)
         elif value not in (None, 1):
             raise refused(name, value)
     if base.token_types and "token_types" not in family.sizes:
         raise refused("base.token_types", base.token_types)
-    for name in OF_FAMILY:
-        if (value := getattr(base, name)) != getattr(family, name):
-            raise refused(f"base.{name}", str(value).lower())
+    wanted = {name: getattr(family, name) for name in OF_FAMILY}
+    if template is not None:
+        wanted["relative_positions"] = family.relative_positions(template)
+    for name, value in wanted.items():
+        if getattr(base, name) != value:
+            of = f"for students of encoders of the type {family.students_of!r}"
+            raise BuildError(f"base.{name} must be {json.dumps(value)} {of}, not {json.dumps(getattr(base, name))}")
+    tables = {"positions": family.size(config if template is None else template, "positions")}
+    for name, size in (tables | {"head_biases": int(family.shares_biases)}).items():
+        if bool(size) != bool(getattr(base, name)):
+            raise refused(f"base.{name}", getattr(base, name))
     if base.embedding and base.trigrams == bool(family.embedding_size):
         raise refused("base.trigrams", str(base.trigrams).lower())
     if not family.experts and any(ffn.experts != DENSE for ffn in architecture.ffns):
@@ -114,7 +123,7 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
     if not family.attention_experts and set(experts) != {1}:
         raise refused("attention.experts", max(experts))
     if template is not None:
-        for name in (*INHERITED, *family.kept_keys):
+        for name in (*INHERITED, family.activation_key, *family.kept_keys):
             # transformers saves some keys of DeBERTa only where they are given; ModernBERT's pattern of layers is that
             # of its class for another depth.
             kept: Any = getattr(template, name, None)

@@ -17,9 +17,10 @@ from distill.encoders.student.families import CHANNELS, HEADS
 from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
 from foundation.errors import UserError
+from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
-from search_spaces.graph import FFNGraph
+from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import FFN, Attention, Layer
 from supernet.build import base_of_teacher, build, from_teacher
 from supernet.order.importance import allocate_by_importance, channels_of_heads, mask_importance, summed_loss
@@ -46,7 +47,11 @@ class Kept:
 
 
 def choose(
-    head_importance: Sequence[Tensor], channel_importance: Sequence[Tensor], base: Base, fraction: Fraction
+    head_importance: Sequence[Tensor],
+    channel_importance: Sequence[Tensor],
+    base: Base,
+    fraction: Fraction,
+    graph: FFNGraph = GELU,
 ) -> Kept:
     """Keep what is most important, until the encoder has no more than a fraction of its parameters.
 
@@ -61,14 +66,15 @@ def choose(
         channel_importance: of every layer the importance of its channels (inner,).
         base: that of the model.
         fraction: of the parameters of the encoder's layers, above 0 and at most 1.
+        graph: that of the model's FFNs.
 
     Raises:
         PruningError: the fraction is too small for one channel in each layer.
     """
-    heads, channels = _numbers_kept(base, fraction)
+    heads, channels = _numbers_kept(base, graph, fraction)
     if channels < base.depth:
         steps = (Fraction(step, 10_000) for step in range(int(10_000 * fraction) + 1, 10_001))
-        enough = next(larger for larger in steps if _numbers_kept(base, larger)[1] >= base.depth)
+        enough = next(larger for larger in steps if _numbers_kept(base, graph, larger)[1] >= base.depth)
         raise PruningError(
             f"{float(100 * fraction):g}%: too few parameters for {heads} head{'s' * (heads != 1)} and one neuron in "
             f"every layer; the next larger fraction that works is {float(100 * enough):g}%"
@@ -76,11 +82,15 @@ def choose(
     return Kept(_most_important(head_importance, heads, 0), _most_important(channel_importance, channels, 1))
 
 
-def _numbers_kept(base: Base, fraction: Fraction) -> tuple[int, int]:
+def _numbers_kept(base: Base, graph: FFNGraph, fraction: Fraction) -> tuple[int, int]:
     """How many heads and channels of all layers a fraction leaves; if it is too small, fewer channels than layers."""
-    head = base.width // base.heads * (4 * base.width + 3)  # of query, key, value and output projections
-    channel = 2 * base.width + 1
-    rest = 6 * base.width  # LayerNorms, and the biases of the output projections
+
+    def params(heads: int, channels: int) -> int:
+        ffn = FFN(graph, expansion=Fraction(channels, base.inner))
+        return cost.layer_params(base, Layer(Attention(heads), ffn))
+
+    head, channel = params(1, 1) - params(0, 1), params(0, 2) - params(0, 1)
+    rest = params(0, 1) - channel  # LayerNorms, and the biases of the output projections
     heads = int(fraction * base.depth * base.heads)
     budget = int(fraction * base.depth * (base.heads * head + base.inner * channel + rest))
     return heads, (budget - base.depth * rest - heads * head) // channel
@@ -157,7 +167,7 @@ def pruned_to(
     """
     importances = mask_importance(from_teacher(dense, stack=1).to(dense.device), batches, summed_loss)
     base, graph = base_of_teacher(dense.config)
-    kept = choose(*importances, base, fraction)
+    kept = choose(*importances, base, fraction, graph)
     return prune(dense, kept), kept.architecture(base, graph)
 
 

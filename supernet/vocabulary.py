@@ -164,9 +164,9 @@ def cut_model(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
     setattr(config, family.sizes["vocabulary"], len(kept))
     for name, value in token_ids(config).items():
         setattr(config, name, [new[one] for one in value] if isinstance(value, list) else new[value])
-    if family.first_position is None and config.pad_token_id != model.config.pad_token_id:
+    if family.first_position != 0 and config.pad_token_id != model.config.pad_token_id:
         raise VocabularyError(
-            f"the positions of a {family.model_type} begin after its pad_token_id, {model.config.pad_token_id}, which "
+            f"the positions of a {family.model_type} depend on its pad_token_id, {model.config.pad_token_id}, which "
             f"would become {config.pad_token_id}: use a tokenizer whose first tokens are special"
         )
     pooling = {"add_pooling_layer": False} if getattr(model, "pooler", model) is None else {}

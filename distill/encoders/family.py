@@ -46,7 +46,8 @@ def family_of(model: Any) -> Family:
 
 
 def family_of_weights(names: Iterable[str]) -> Family:
-    """A family of students whose layers have parameters with these names. Families with equal paths slice alike.
+    """The first family of students whose paths fit parameters with these names. It may be another one than the model's
+    with the same paths: only these count, and what follows from them, as `slices`.
 
     Raises:
         FamilyError: there is none.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +18,8 @@ def selected(
 
     Args:
         prefix: what stands before the name in the layer, with the number of the layer.
-        indices: by `CHANNELS` or `HEADS`, the indices of what is kept along that dimension, in their new order.
+        indices: by `CHANNELS` or `HEADS`, the indices of what is kept along that dimension, in their new order; for
+            heads those of all their channels.
         block: the number of the block, in a student.
     """
     return {
@@ -84,30 +84,27 @@ def word_head(model: Any) -> nn.Module:
     return nn.Sequential(*map(model.get_submodule, family_of(model).word_head))
 
 
-@dataclass(frozen=True)
-class LayerInput:
-    """The arguments of a layer: its hidden states (B, T, width), and all others."""
-
-    hidden_BTD: Tensor
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+# What a layer gets beside its hidden states: arguments by place and by name.
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class _Reached(Exception):
     """The last layer is reached of which the arguments are wanted."""
 
 
-def layer_inputs(model: Any, batch: Mapping[str, Tensor]) -> list[LayerInput]:
-    """The arguments with which a model calls its layers. Where these differ in nothing but the hidden states, no layer
-    runs, and all have the hidden states of the lowest one.
+def layer_inputs(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Arguments]]:
+    """The hidden states (B, T, width) with which a model calls its lowest layer, and all other arguments of each layer.
+    Where these are the same for all layers, none of them runs.
     """
-    found: list[LayerInput] = []
+    hidden: list[Tensor] = []
+    found: list[Arguments] = []
     layers = encoder_layers(model)
     last = len(layers) if family_of(model).layer_types else 1
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden_BTD, *others = args if args else (kwargs.pop("hidden_states"),)
-        found.append(LayerInput(hidden_BTD, tuple(others), kwargs))
+        hidden.append(hidden_BTD)
+        found.append((tuple(others), kwargs))
         if len(found) == last:
             raise _Reached
 
@@ -115,8 +112,8 @@ def layer_inputs(model: Any, batch: Mapping[str, Tensor]) -> list[LayerInput]:
     try:
         model.base_model(**model_inputs(model, batch))
     except _Reached:
-        return found if last > 1 else found * len(layers)
+        return hidden[0], found if last > 1 else found * len(layers)
     finally:
         for hook in hooks:
             hook.remove()
-    raise AssertionError("the model has no layers")
+    raise AssertionError("the model did not call its layers")

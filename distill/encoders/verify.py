@@ -1,7 +1,7 @@
 """Tests that a loaded encoder is what its family says, on one small batch."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from distill.encoders.family import FamilyError, family_of
 from distill.encoders.parts import encoder_layers, evaluating, part, selected
 from distill.encoders.student.attention import select_biases
-from distill.encoders.student.families import CHANNELS, HEADS
+from distill.encoders.student.families import CHANNELS, HEADS, Family
 
 # The largest difference between hidden states, relative to the largest of them.
 TOLERANCE = 1e-4
@@ -22,17 +23,26 @@ TOLERANCE = 1e-4
 KEPT = 5
 
 
-class _Stacked(nn.Module):
-    """What stands in for an FFN in the replace test: its own three modules, one after the other."""
+class _StandIn(nn.Module):
+    """What stands in for an FFN in the replace test: it computes project(act(expand(x))), or with a gate
+    project(act(expand(x)) * gate(x)), from the parts that the family names.
 
-    def __init__(self, *parts: Callable[[Tensor], Tensor]) -> None:
+    Args:
+        weights: those of the layer, with fused ones separated.
+    """
+
+    def __init__(self, layer: nn.Module, family: Family, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts = [part(layer, path) for path in (str(family.activation), family.project)]
+        self.maps = [
+            (weights[f"{path}.weight"], weights.get(f"{path}.bias")) for path in (family.expand, family.gate) if path
+        ]
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        for function in self.parts:
-            hidden = function(hidden)
-        return hidden
+    def forward(self, x: Tensor) -> Tensor:
+        activation, project = self.parts
+        inner, *gate = (functional.linear(x, *of_map) for of_map in self.maps)
+        result: Tensor = project(activation(inner) * gate[0] if gate else activation(inner))
+        return result
 
 
 @torch.no_grad()
@@ -52,6 +62,7 @@ def verify(model: Any, name: str) -> None:
         with evaluating(model):
             for label, actual, expected in (_slice(model, CHANNELS), _slice(model, HEADS), _replace(model)):
                 difference, scale = float((actual - expected).abs().max()), float(expected.abs().max())
+                # Weights that overflow are no fault of the structure; what needs finite states says so.
                 if math.isfinite(scale) and not difference <= TOLERANCE * scale:
                     raise FamilyError(f"{label}: hidden states differ by {difference:.2g}")
     except (FamilyError, AttributeError, LookupError, RuntimeError, TypeError) as error:
@@ -123,17 +134,19 @@ def _single_heads(model: Any) -> Iterator[None]:
 
 def _replace(model: Any) -> tuple[str, Tensor, Tensor]:
     family = family_of(model)
-    assert family.activation is not None
-    paths = (family.ffn,) if family.gate else (family.expand, family.activation, family.project)
+    paths = (family.ffn,) if family.gate else (family.expand, str(family.activation), family.project)
+    weights = family.separated(dict(model.base_model.named_parameters()))
+    prefix = family.prefix(weights)
     expected = _run(model, {})
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
-        for layer in encoder_layers(model):
-            own = [part(layer, path) for path in paths]
-            stand_ins = (_Stacked(*own), nn.Identity(), nn.Identity())
-            for path, module, stand_in in zip(paths, own, stand_ins, strict=False):
-                layer.set_submodule(path, stand_in)
-                replaced.append((layer, path, module))
+        for number, layer in enumerate(encoder_layers(model)):
+            before = f"{prefix}{number}."
+            of_layer = {name.removeprefix(before): one for name, one in weights.items() if name.startswith(before)}
+            stand_in = _StandIn(layer, family, of_layer)
+            for path, module in zip(paths, (stand_in, nn.Identity(), nn.Identity()), strict=False):
+                replaced.append((layer, path, part(layer, path)))
+                layer.set_submodule(path, module)
         actual = _run(model, {})
     finally:
         for layer, path, module in replaced:

@@ -33,8 +33,9 @@ class Outputs:
         task_type: the name of the task's type.
         hidden_states: L + 1 tensors (B, T, D), the embedding output first; empty if not needed. If only some layers
             are needed, the tensors of the others have no elements.
-        attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax, without what relative
-            positions add to it; empty if not needed, or without elements as above, and where a layer has no heads.
+        attention_scores: L tensors (B, H, T, T), QK^T / sqrt(head size) before mask and softmax, of queries and keys
+            after their rotation, if there is one, without terms that relative positions add; empty if not needed, or
+            without elements as above, and where a layer has no heads.
         relations: query, key and value of one layer, each (B, T, D), or as wide as all heads that the layer has; empty
             if not needed, or if it has no heads.
         routings: for every gated router, in order of computation, the probabilities (N, E) of its E experts for the N
@@ -110,18 +111,18 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
     def maps(numbers: list[int], *paths: str) -> Iterable[nn.Module]:
         return [part(layers[number - 1], path) for number in numbers for path in paths]
 
-    # The SCORED attention keeps its scores. With any other, they are recomputed from queries and keys, unless these
-    # are rotated afterwards.
+    # The SCORED attention keeps its scores. With any other, they are recomputed from queries and keys; where these are
+    # rotated afterwards, this pass runs with SCORED.
     attention = unwrapped.config._attn_implementation
     keeps_scores = attention == SCORED or bool(scored and family.rotary)
-    if keeps_scores and attention != SCORED:
-        unwrapped.set_attn_implementation(SCORED)
     products = collected(maps([] if keeps_scores else scored, family.query, family.key))
     related = [layer for layer in related if layer in attending]
     paths = dict.fromkeys(fused_path(family, path) for path in (family.query, family.key, family.value))
     relations = collected(maps(related, *paths))
     routings = collected([module for _, module in routers(unwrapped)] if ROUTINGS in needs else [])
     try:
+        if keeps_scores and attention != SCORED:
+            unwrapped.set_attn_implementation(SCORED)
         outputs = model(**model_inputs(unwrapped.config, batch), output_hidden_states=bool(states))
     finally:
         for hook in hooks:

@@ -16,11 +16,13 @@ from distill.encoders.family import DECODERS, family_of
 from distill.encoders.heads import UNKNOWN, heads_of
 from distill.encoders.student.configuration import attention_experts, is_left_out
 from distill.encoders.student.families import CHANNELS, FAMILIES, HEADS, Family
+from distill.tasks.types import MASKED_LM
 from nas.export.checkpoint import ExportError, type_of_head
 from nas.onnx.model import TOLERANCE, padded_batch
 from search_spaces.architecture import Architecture
-from search_spaces.graph import FFNGraph, base_graph
+from search_spaces.graph import FFNGraph
 from search_spaces.layer import FFN
+from supernet.build import ACTIVATIONS
 from supernet.order.importance import channels_of_heads
 
 # Stands beside CHANNELS and HEADS for the parameters of a word embedding that is multiplied out.
@@ -58,7 +60,8 @@ def reason_against(config: Any) -> str:
             return f"layer {number} has experts"
         graph = FFNGraph.parse(ffn["formula"])
         if not graph.activation or graph.gated != bool(family.gate):
-            return f"layer {number} computes {ffn['formula']}, and not {base_graph('gelu', bool(family.gate))}"
+            form = "mul(activation(expand(x)),gate(x))" if family.gate else "activation(expand(x))"
+            return f"layer {number} computes {ffn['formula']}, and not project({form})"
         activations[number] = graph.activation
     if len(set(activations.values())) > 1:
         first, other = list(dict.fromkeys(activations.values()))[:2]
@@ -136,6 +139,13 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
     if reason := reason_against(config):
         raise ExportError(
             f"--as {form}: this student cannot be an ordinary checkpoint: {reason}; export it without --as"
+        )
+    activations = activation_of(config), getattr(config, family.activation_key)
+    is_one = len({ACTIVATIONS.get(name, name) for name in activations}) == 1
+    if type_of_head(student).name == MASKED_LM and family.word_head_activation and not is_one:
+        raise ExportError(
+            f"--as {form}: its FFNs compute {activations[0]} and its head {activations[1]}, and a {form} model has one "
+            "activation for both; export it without --as"
         )
     ordinary, layers = FAMILIES[form], remaining_layers(config)
     config_class = CONFIG_MAPPING[form]

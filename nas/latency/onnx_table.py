@@ -110,7 +110,8 @@ def equations(architecture: Architecture, times: Sequence[float]) -> Iterator[tu
     for layer in architecture.layers:
         heads, ffn = layer.attention.heads, layer.ffn
         contents.append(Counter({attention_step(heads): 1}))
-        if base.pre_norm and not heads:  # nobody reads its LayerNorm, so that it is in the part before
+        if base.pre_norm and not heads:
+            # Its LayerNorm is unused and not exported, so that it is one part with what is before it.
             contents[-2:] = [contents[-2] + contents[-1]]
         if heads and not masked:
             # onnxruntime computes the attention mask where it is first needed.

@@ -95,7 +95,9 @@ def small_model(architecture: Architecture, template: PretrainedConfig | None) -
 
 
 def _smallest_vocabulary(config: PretrainedConfig) -> int:
-    """The smallest vocabulary with a padding token; that of an MPNet comes right before its first position."""
+    """The smallest vocabulary with a padding token; an MPNet's has the number before its first position,
+    whatever its configuration says.
+    """
     return max(1 + (config.pad_token_id or 0), family_of(config).first_position or 0)
 
 

@@ -66,8 +66,8 @@ class PredictedLosses:
 
     def of_ffn(self, layer: int, ffn: FFN) -> float:
         """The predicted loss of a layer with this FFN. It depends on the width and on the activation, or the operation
-        whose output `project` reads; if that is none, on the base graph's. Nothing else in the graph counts, nor do
-        further blocks or experts; a width beyond those of the table counts as its widest.
+        whose output `project` reads; if that is no activation, on the base graph's. Nothing else in the graph counts,
+        nor do further blocks or experts; a width beyond those of the table counts as its widest.
         """
         if ffn.stack == 0:
             return float(self.losses[self.activation][layer][0])

@@ -28,10 +28,11 @@ class Calibration:
         batches: padded batches of training rows.
         sums: `[layer][block]` -> the sums h + f(h) before LayerNorm, (N, D) float32, for the tokens of all batches in
             order, without padding.
-        norms: `[layer]` -> weight and bias (2, D) of the LayerNorm of the highest block.
+        norms: `[layer]` -> weight and bias (2, D) of the LayerNorm of the highest block; empty in families whose
+            LayerNorms come first: there the sums are the outputs.
         attention_sums: `[layer]` -> the sums h + attention(h) before LayerNorm, (N, D), likewise; empty if candidates
             keep all heads.
-        attention_norms: `[layer]` -> weight and bias (2, D) of that LayerNorm; empty likewise.
+        attention_norms: `[layer]` -> weight and bias (2, D) of that LayerNorm; empty if `norms` or `attention_sums` is.
     """
 
     batches: tuple[Batch, ...]

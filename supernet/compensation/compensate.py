@@ -10,9 +10,9 @@ weight and bias of the highest LayerNorm are refitted, too.
 Where a part is missing, parameters that remain are refitted in its place, at no cost: in a layer without an FFN, weight
 and bias of the attention's LayerNorm (target: the output of the reference's layer); in an attention without heads, its
 bias and then its LayerNorm (target: the output of the reference's attention); and where a layer is left out, the
-LayerNorm below it (target: the output of the reference's layer). In families that normalize before attention and FFN
-there are no such LayerNorms: in a layer without an FFN the target of the attention is the output of the reference's
-layer.
+LayerNorm below it (target: the output of the reference's layer). In families whose LayerNorms come first, none
+follows. There, if attentions are refitted, the target in a layer without an FFN is the output of the reference's layer;
+otherwise nothing is refitted in it, nor where a layer is left out.
 
 Dimensions are those of `distill.encoders.student.dispatch`: N tokens without padding, S slots of experts; E channels of
 the input of `project`; D channels of its output. A block without experts has one slot per token.
@@ -73,7 +73,7 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
     family = family_of(model)
     with accelerator.autocast():
         given = [layer_inputs(model, batch) for batch in batches]
-    hidden = [lowest.hidden_BTD for lowest, *_ in given]
+    hidden = [hidden_BTD for hidden_BTD, _ in given]
     valid = [batch["attention_mask"].bool() for batch in batches]
     tokens = [Tokens(batch["input_ids"], batch["attention_mask"]) for batch in batches]
     epsilon = family.norm_epsilon(model.config)
@@ -87,8 +87,8 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
             output = part(layer, family.output)
             with accelerator.autocast(), _kept_inputs(output) as contexts:
                 attended = [
-                    layer.attend(states, *of_batch[i].args, **of_batch[i].kwargs)
-                    for states, of_batch in zip(hidden, given, strict=True)
+                    layer.attend(states, *arguments[i][0], **arguments[i][1])
+                    for states, (_, arguments) in zip(hidden, given, strict=True)
                 ]
             if solves_attention:
                 x_ND, context_NE = _of_tokens(hidden, valid), _of_tokens(contexts, valid)

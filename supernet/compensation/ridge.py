@@ -77,7 +77,7 @@ class Ridge:
         rows are subtracted rather than the others copied, since they are few.
         """
         if not self.with_bias:
-            return rows.mean(dim=0) * 0  # not finite if a row is not
+            return rows.mean(dim=0) * 0  # NaN if a row is not finite, which `solve` reports
         all_sum, held_sum = self.weight_N @ rows, self.weight_N[self.held_out_M] @ rows[self.held_out_M]
         return (all_sum - held_sum) / (self.total - self.held_total)
 

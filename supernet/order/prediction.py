@@ -5,8 +5,8 @@ A layer computes y = W h + b from the channels h = op(expand(x)), with a gate h 
 k channels, or with another activation, and with W and b refitted, it computes the linear regression of y on these
 channels. The error of the regression in the metric of the Fisher information of y is twice the increase in loss, to
 second order (`supernet.order.moments`). Without an FFN, y is approximated channel by channel, y_d ≈ a_d x_d + b_d, by
-refitting the weight and bias of the LayerNorm before it; in families that normalize before attention and FFN, by its
-mean.
+refitting the weight and bias of the LayerNorm before it; in families whose LayerNorms come first, by its mean
+alone.
 
 Attention heads are predicted alike: y is then the output of the attention, and h are the outputs of the heads.
 

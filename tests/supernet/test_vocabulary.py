@@ -316,6 +316,6 @@ def test_positions_that_depend_on_the_padding_token() -> None:
     roberta = as_roberta(BertModel(BertConfig(**SIZES)).eval())
     roberta.config.pad_token_id = 4
     with pytest.raises(
-        VocabularyError, match=r"^the positions of a roberta begin after its pad_token_id, 4, which would"
+        VocabularyError, match=r"^the positions of a roberta depend on its pad_token_id, 4, which would"
     ):
         cut_model(roberta, KEPT[1:])

@@ -18,7 +18,7 @@ from .routing import Routing, make_gate
 
 class NoSelfAttention(nn.Module):
     """Self-attention without heads: (B, T, width) -> (B, T, 0), and the probabilities (B, 0, T, T) where transformers'
-    own attention returns any, so that `output_attentions` has an entry for every layer.
+    own attention returns any, so that `output_attentions` has an entry for every layer that is not left out.
 
     Args:
         output: the name of its output projection, in families where that is a part of it.

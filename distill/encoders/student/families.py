@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-# What the dimensions of tensors that candidates slice consist of: inner channels of an FFN, and attention heads.
+# The units by which candidates are sliced: inner channels of an FFN, and attention heads.
 CHANNELS, HEADS = "channels", "heads"
 # The sizes of BERT's configuration, see `Family.sizes`.
 SIZES = {
@@ -32,8 +32,9 @@ def _no_fault(config: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Where the parts of an encoder are. Paths are relative to the base model or, where it says "in a layer", to one of
-    its layers. A student's paths in its FFN contain "{}", the number of the block.
+    """Where the parts of an encoder are. The paths of layers, embeddings and `final_norm` are relative to the base
+    model, `word_head` and `decoder` to the whole model, and all others to a layer. A student's paths in its FFN contain
+    "{}", the number of the block. A "key" is one of the configuration.
 
     Attributes:
         model_type: as in a configuration.
@@ -62,22 +63,24 @@ class Family:
         fused: the linear maps of the encoder that compute several of the maps above, with the names of these in the
             order of its outputs. Students have them as separate maps.
         heads_attribute: the attribute of `self_attention` with the number of heads.
-        attention_interface: whether the encoder uses transformers' attention functions and passes other arguments on to
-            its layers. The layers of others return tuples.
+        attention_interface: whether the encoder uses transformers' attention functions, passes other arguments on to
+            its layers, and these return tensors. In transformers all three go together; the layers of other encoders
+            return tuples.
         rotary: whether queries and keys are rotated by their positions.
         attention_experts: whether students may have attention with experts.
         word_head: the modules of a masked language model that map hidden states to logits of words, relative to the
             model; the last one is, or contains, the output embedding `decoder`.
         sizes: field of `search_spaces.base.Base` -> key of the configuration.
-        activation_key: the configuration's key of the activation.
-        dropouts: its keys of the dropout in layers, that after the FFN first.
-        head_dropout: its key of the dropout before a classifier of sentences; None: that of the layers.
-        epsilon: its key of LayerNorm's epsilon, or the epsilon of all models.
-        other_keys: other keys of the configuration that a student takes from its teacher.
+        activation_key: the key of the activation; `word_head_activation` says whether the head for masked words has
+            that one, too.
+        dropouts: the keys of the dropout in layers, that after the FFN first.
+        head_dropout: the key of the dropout before a classifier of sentences; None: that of the layers.
+        epsilon: the key of LayerNorm's epsilon, or the epsilon of all models.
+        other_keys: other keys that a student takes from its teacher.
         has_positions: whether there is a table of absolute positions, or the key that says so.
-        fault: why a model with a configuration of this type is not supported; empty if it is.
-        embedding_size: its key of the size of the embeddings where the linear map `embedding_map` brings their
-            normalized sum to the width of the model, unless that is its size.
+        fault: tells why a model with this configuration is not supported; returns "" if it is.
+        embedding_size: the key of the size of the embeddings. If that is not the width of the model, the linear map
+            `embedding_map` follows their LayerNorm.
         first_position: the row of the first token in the table of positions; None: pad_token_id + 1.
         students_of: if this is the family of our own students, the `model_type` of the encoders that they learn from;
             otherwise None.
@@ -120,6 +123,7 @@ class Family:
     decoder: str = "cls.predictions.decoder"
     sizes: Mapping[str, str] = field(default_factory=lambda: SIZES, hash=False)
     activation_key: str = "hidden_act"
+    word_head_activation: bool = True
     dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     head_dropout: str | None = "classifier_dropout"
     epsilon: str | float = "layer_norm_eps"
@@ -140,6 +144,7 @@ class Family:
             expand="ffn.{}.expand",
             activation=None,
             gate="ffn.{}.gate",
+            ffn="",
             project="ffn.{}.project",
             norm="ffn.{}.LayerNorm",
         )
@@ -161,7 +166,8 @@ class Family:
 
     def slices(self, block: int = 0) -> dict[str, tuple[str, int]]:
         """The tensors of a dense layer that have a dimension of channels (of this block of a student) or of heads: the
-        name in the layer -> `CHANNELS` or `HEADS`, and the number of the dimension.
+        name in the layer -> `CHANNELS` or `HEADS`, and the number of the dimension. Not every layer has all of them: a
+        gate or biases may be missing.
 
         The dimension of `project` is as wide as the value that it is applied to, which in a student's graph may have
         fewer or more channels than `expand`.
@@ -269,6 +275,7 @@ _ROBERTA = replace(
     _BERT,
     model_type="roberta",
     first_position=None,
+    word_head_activation=False,
     word_head=("lm_head",),
     decoder="lm_head.decoder",
 )
@@ -308,6 +315,7 @@ _ELECTRA = replace(
     _BERT,
     model_type="electra",
     word_head=("generator_predictions", "generator_lm_head"),
+    word_head_activation=False,
     decoder="generator_lm_head",
     embedding_size="embedding_size",
 )
@@ -329,7 +337,13 @@ _MPNET = replace(
 )
 
 
+def _fault_of_ernie(config: Any) -> str:
+    return "use_task_id is true: models with embeddings of tasks are not supported" if config.use_task_id else ""
+
+
 def _fault_of_deberta(config: Any) -> str:
+    if not getattr(config, "legacy", True):
+        return "legacy is false: models with that head for masked words are not supported"
     if getattr(config, "conv_kernel_size", 0):
         return "conv_kernel_size is above 0: models with a convolution are not supported"
     if getattr(config, "embedding_size", config.hidden_size) != config.hidden_size:
@@ -367,6 +381,7 @@ _ROBERTA_PRELAYERNORM = replace(
     final_norm="LayerNorm",
     norm="intermediate.LayerNorm",
     attention_norm="attention.LayerNorm",
+    attention_experts=False,
 )
 _JINA = Family(
     model_type="jina_embeddings_v3",
@@ -387,6 +402,7 @@ _JINA = Family(
     output="self_attn.o_proj",
     attention_experts=False,
     word_head=("lm_head",),
+    word_head_activation=False,
     decoder="lm_head.decoder",
     other_keys=("max_position_embeddings", "rope_parameters"),
     has_positions=False,
@@ -401,9 +417,17 @@ _NOMIC = replace(
     ffn="mlp",
     biases="none",
     word_head=("cls",),
+    word_head_activation=True,
     decoder="cls.predictions.decoder",
 )
-_GTE = replace(_NOMIC, model_type="gte", biases="outer", word_head=("lm_head",), decoder="lm_head.decoder")
+_GTE = replace(
+    _NOMIC,
+    model_type="gte",
+    biases="outer",
+    word_head=("lm_head",),
+    word_head_activation=False,
+    decoder="lm_head.decoder",
+)
 
 
 def _fault_of_modernbert(config: Any) -> str:
@@ -450,6 +474,7 @@ _MODERNBERT = Family(
     decoder="decoder",
     sizes={name: key for name, key in SIZES.items() if name != "token_types"},
     activation_key="hidden_activation",
+    word_head_activation=False,
     dropouts=("mlp_dropout", "attention_dropout"),
     epsilon="norm_eps",
     other_keys=(
@@ -461,7 +486,8 @@ _MODERNBERT = Family(
     fault=_fault_of_modernbert,
 )
 _TEACHERS = (
-    *(replace(_BERT, model_type=name) for name in ("bert", "ernie")),
+    _BERT,
+    replace(_BERT, model_type="ernie", fault=_fault_of_ernie),
     *(replace(_ROBERTA, model_type=name) for name in ("roberta", "xlm-roberta", "camembert", "data2vec-text")),
     _ELECTRA,
     _DISTILBERT,

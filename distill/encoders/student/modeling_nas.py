@@ -61,6 +61,8 @@ def _subclass(mixin: type, parent: type, **attributes: Any) -> Any:
 
 def __getattr__(name: str) -> Any:
     """The class of this name; `pickle` and transformers' loading of remote code ask for it."""
+    if not name.startswith("Nas"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     prefixes = {prefix.removesuffix("Config"): model_type for model_type, prefix in CONFIG_MAPPING_NAMES.items()}
     for prefix in sorted(prefixes, key=len, reverse=True):
         ending = name.removeprefix(f"Nas{prefix}")
@@ -69,6 +71,7 @@ def __getattr__(name: str) -> Any:
     for model_type in FAMILIES:
         if model_type in CONFIG_MAPPING_NAMES:
             model = getattr(transformers, CONFIG_MAPPING_NAMES[model_type].removesuffix("Config") + "Model")
-            if (own := vars(sys.modules[model.__module__]).get(name.removeprefix("Nas"))) is not None:
+            own = vars(sys.modules[model.__module__]).get(name.removeprefix("Nas"))
+            if isinstance(own, type):
                 return with_mixin(ExpertSelfAttention if name.endswith("SelfAttention") else StudentLayer, own)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

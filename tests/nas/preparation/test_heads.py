@@ -160,7 +160,7 @@ def test_the_base_of_another_width_has_its_own_heads(workspace: Workspace, tiny_
     ("name", "value", "kinds"),
     [
         ("experts", [Experts(2, Fraction(1, 2))], ("mpnet", "deberta-v2", "gte")),
-        ("attention_experts", [1, 2], ("mpnet", "distilbert", "jina")),
+        ("attention_experts", [1, 2], ("mpnet", "distilbert", "jina", "pre-norm", "modernbert")),
         ("head_experts", [2], ("roberta", "electra")),
     ],
 )
