@@ -17,23 +17,22 @@ LARGEST = {
     "positions": 1_048_576,
     "token_types": 65_536,
     "embedding": 65_536,
-    "head_biases": 65_536,
+    "position_biases": 65_536,
     "relative_positions": 1_048_576,
 }
 # The sizes that may be 0; and the fields that files do not contain if they have these values, the defaults, so that
 # files and cache keys from before these fields stay the same.
-MAY_BE_ZERO = ("positions", "token_types", "head_biases", "relative_positions")
-LEFT_OUT = {"trigrams": True, "head_biases": 0, "relative_positions": 0, "pre_norm": False, "biases": "all"} | {
-    "norm_biases": True,
-    "first_norm": True,
-    "dense_heads": False,
+MAY_BE_ZERO = ("positions", "token_types", "position_biases", "relative_positions")
+LEFT_OUT = {
+    **{"trigrams": True, "position_biases": 0, "relative_positions": 0, "pre_norm": False, "biases": "all"},
+    **{"norm_biases": True, "first_norm": True, "dense_heads": False},
 }
 MOST_EXPERTS = 64
 GATE_SCALES = ("relative", "probability")
 # The values of the fields of a base that have a choice.
 CHOICES = {
     "gelu": ("tanh", "erf"),
-    "biases": ("all", "outer", "none"),
+    "biases": ("all", "not inner", "none"),
     "mismatch": MISMATCH,
     "gate_scale": GATE_SCALES,
     "capacity_per": ("sentence", "batch"),
@@ -54,13 +53,13 @@ class Base:
         trigrams: what a factorized embedding is, without effect if there is none: MobileBERT's, where the embeddings of
             the previous, this and the next word are concatenated and mapped to the width; otherwise ELECTRA's, where
             all embeddings have the smaller size, and their normalized sum is mapped to the width.
-        head_biases: rows of MPNet's table of relative positions, which has a value for each head and is shared by all
-            layers; 0: there is none.
+        position_biases: rows of MPNet's table of relative positions, which has a value for each head and is shared by
+            all layers; 0: there is none.
         relative_positions: rows of DeBERTa's table of relative positions, which is as wide as the model, has a
             LayerNorm, and is shared by all layers; 0: there is none.
         pre_norm: whether the LayerNorms of attention and FFN are before them, and one more after the last layer;
             otherwise they are after the residual connections.
-        biases: which linear maps of the layers have them: "all"; "outer", those of attention and `project`, but not
+        biases: which linear maps of the layers have them: "all"; "not inner", those of attention and `project`, but not
             `expand` and `gate` (GTE); or "none".
         norm_biases: whether LayerNorms have biases.
         first_norm: whether the lowest attention has a LayerNorm. ModernBERT's has none, as one follows the embeddings.
@@ -88,7 +87,7 @@ class Base:
     token_types: int = 2
     embedding: int | None = None
     trigrams: bool = True
-    head_biases: int = 0
+    position_biases: int = 0
     relative_positions: int = 0
     pre_norm: bool = False
     biases: str = "all"

@@ -116,7 +116,7 @@ def embedding_params(base: Base, part: Embedding = FULL) -> int:
     absolute = (base.positions + base.token_types + 1 + base.norm_biases) * base.table_width
     # The last LayerNorm, and the missing one of the lowest attention, which `layer_params` does not know to be lowest.
     norms = base.norm_size * (base.pre_norm - (not base.first_norm))
-    return words + absolute + relative + norms + base.head_biases * base.heads
+    return words + absolute + relative + norms + base.position_biases * base.heads
 
 
 def layer_params(base: Base, layer: Layer) -> int:

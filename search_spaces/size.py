@@ -62,7 +62,7 @@ class LayerBytes:
         of_attention = 0 if layer.left_out else attention.experts * (3 * width + base.width)
         inner = (1 + ffn.graph.gated) * ffn.inner(base) if ffn.stack else 0
         channels = of_attention + ffn.stack * ffn.experts.count * (inner + base.width)
-        biases = {"all": channels, "outer": of_attention + ffn.stack * base.width, "none": 0}[base.biases]
+        biases = {"all": channels, "not inner": of_attention + ffn.stack * base.width, "none": 0}[base.biases]
         norms = base.norm_size * ((not layer.left_out) + ffn.stack)
         weights = _bytes(cost.layer_params(base, layer), channels, biases, norms, self.runtime)
         hashed = ffn.experts.count > 1 and not ffn.experts.gated

@@ -113,7 +113,7 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
             of = f"for students of encoders of the type {family.students_of!r}"
             raise BuildError(f"base.{name} must be {json.dumps(value)} {of}, not {json.dumps(getattr(base, name))}")
     tables = {"positions": family.size(config if template is None else template, "positions")}
-    for name, size in (tables | {"head_biases": int(family.shares_biases)}).items():
+    for name, size in (tables | {"position_biases": int(family.shares_position_biases)}).items():
         if bool(size) != bool(getattr(base, name)):
             raise refused(f"base.{name}", getattr(base, name))
     if base.embedding and base.trigrams == bool(family.embedding_size):

@@ -133,7 +133,7 @@ def renamed(model: PreTrainedModel, model_type: str) -> Any:
                 tensor = tensor + types_D
         weights[_renamed(name, family, f"{result.base_model_prefix}.", type(model))] = tensor.clone()
     there = result.state_dict()
-    if family.shares_biases:
+    if family.shares_position_biases:
         (biases,) = (name for name in there if name.endswith("relative_attention_bias.weight"))
         weights[biases] = torch.zeros_like(there[biases])
     missing = set(there) - set(weights)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from distill.encoders.family import FamilyError, family_of
 from distill.encoders.parts import encoder_layers, evaluating, part, selected
-from distill.encoders.student.attention import select_biases
+from distill.encoders.student.attention import select_position_biases
 from distill.encoders.student.families import CHANNELS, HEADS, Family
 
 # The largest difference between hidden states, relative to the largest of them.
@@ -119,9 +119,9 @@ def _single_heads(model: Any) -> Iterator[None]:
     for number, (module, names) in enumerate(zip(inner, before, strict=True)):
         for name in names:
             setattr(module, name, sizes[name])
-        if family.shares_biases:
+        if family.shares_position_biases:
             only = SimpleNamespace(kept_heads={number: [number % heads]})
-            hooks.append(module.register_forward_pre_hook(partial(select_biases, only, number)))
+            hooks.append(module.register_forward_pre_hook(partial(select_position_biases, only, number)))
     try:
         yield
     finally:

@@ -176,7 +176,7 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         family = family_of(teacher)
         there = {name: family.size(teacher, name) for name in ("positions", "token_types")}
         changes: dict[str, Any] = {name: 0 for name, size in there.items() if not size}
-        changes["head_biases"] = family.size(teacher, "head_biases")
+        changes["position_biases"] = family.size(teacher, "position_biases")
         changes |= {name: getattr(family, name) for name in OF_FAMILY}
         changes["relative_positions"] = family.relative_positions(teacher)
         changes["trigrams"] = base.embedding is None or family.embedding_size is None

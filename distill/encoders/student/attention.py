@@ -87,7 +87,7 @@ def keep_heads(layer: Any, family: Family, heads: int, config: Any) -> None:
     layer.set_submodule(family.output, nn.Linear(channels, width, bias=bias))
 
 
-def select_biases(config: Any, number: int, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def select_position_biases(config: Any, number: int, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """A hook by which the attention of the layer of this number gets the biases of its own heads; the third argument
     has those of all heads of the teacher, (B, H, T, T).
     """

@@ -245,9 +245,9 @@ class Family:
         return self.attention_interface and self.biases == "all"
 
     @property
-    def shares_biases(self) -> bool:
+    def shares_position_biases(self) -> bool:
         """Whether all layers share a table of relative positions with a value for each head."""
-        return "head_biases" in self.sizes
+        return "position_biases" in self.sizes
 
     def norm_epsilon(self, config: Any) -> float:
         """The epsilon of the LayerNorms of a model with this configuration."""
@@ -331,7 +331,7 @@ _MPNET = replace(
     attention_interface=False,
     attention_experts=False,
     sizes={name: key for name, key in SIZES.items() if name != "token_types"}
-    | {"head_biases": "relative_attention_num_buckets"},
+    | {"position_biases": "relative_attention_num_buckets"},
     head_dropout=None,
     first_position=2,
 )
@@ -423,7 +423,7 @@ _NOMIC = replace(
 _GTE = replace(
     _NOMIC,
     model_type="gte",
-    biases="outer",
+    biases="not inner",
     word_head=("lm_head",),
     word_head_activation=False,
     decoder="lm_head.decoder",

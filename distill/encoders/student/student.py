@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from .attention import ExpertAttention, ExpertSelfAttention, SeparateMaps, keep_heads, select_biases
+from .attention import ExpertAttention, ExpertSelfAttention, SeparateMaps, keep_heads, select_position_biases
 from .configuration import attention_experts, configuration_fault, is_left_out, is_routed
 from .dispatch import Tokens
 from .embedding import LowRankDecoder, LowRankEmbedding
@@ -64,8 +64,10 @@ class StudentLayer:
             self.attention = ExpertAttention(self.attention, experts, config)
         elif config.attention_heads is not None:
             keep_heads(self, family, config.attention_heads[number], config)
-        if family.shares_biases and not self.left_out:
-            self.get_submodule(family.self_attention).register_forward_pre_hook(partial(select_biases, config, number))
+        if family.shares_position_biases and not self.left_out:
+            self.get_submodule(family.self_attention).register_forward_pre_hook(
+                partial(select_position_biases, config, number)
+            )
 
     def replace_ffn(self, config: Any, number: int) -> None:
         """Replace the FFN of the layer of this number."""
