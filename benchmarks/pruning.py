@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from benchmarks.candidates import dev_set, phases_of
 from benchmarks.common import BenchmarkError, Kept, Report, timed
 from benchmarks.published_pruning import BATCH, ROWS, TOKENS, WEIGHTS, Teacher, k_prune, kwon, macs, units_of
-from distill.encoders.student.families import CHANNELS, HEADS
+from distill.encoders.student.anatomy import CHANNELS, HEADS
 from distill.tasks.encoding import collate, eval_batches, take
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig

@@ -35,7 +35,7 @@ from benchmarks.common import BenchmarkError
 from distill.encoders.family import family_of
 from distill.encoders.heads import heads_of
 from distill.encoders.parts import encoder_layers, part
-from distill.encoders.student.families import CHANNELS, HEADS
+from distill.encoders.student.anatomy import CHANNELS, HEADS
 from distill.objectives.losses import soft_kl
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import task_type_of

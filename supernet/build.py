@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 from distill.encoders.family import family_of
 from distill.encoders.heads import UNKNOWN, heads_of
 from distill.encoders.parts import model_inputs
-from distill.encoders.student.families import SIZES
+from distill.encoders.student.anatomy import SIZES
 from distill.encoders.student.ffn import EXPORTED_OPERATIONS
 from distill.encoders.student.student import export_fault
 from distill.encoders.students import class_of, student_config, student_family

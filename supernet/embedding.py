@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distill.encoders.family import DECODERS
-from distill.encoders.student.families import Family
+from distill.encoders.student.anatomy import Family
 
 
 def principal_axes(embedding_VD: Tensor, frequencies: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from distill.encoders.family import ATTENTION_GATE, BLOCK_GATE, EXPERT_HEAD, TABLE, family_of_weights, in_block
-from distill.encoders.student.families import CHANNELS, HEADS, Family
+from distill.encoders.student.anatomy import CHANNELS, HEADS, Family
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import project_width

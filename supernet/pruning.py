@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from distill.encoders.family import family_of
 from distill.encoders.heads import heads_of
 from distill.encoders.parts import encoder_layers, selected
-from distill.encoders.student.families import CHANNELS, HEADS
+from distill.encoders.student.anatomy import CHANNELS, HEADS
 from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
 from foundation.errors import UserError

@@ -25,7 +25,8 @@ from transformers import (
     RobertaPreLayerNormForSequenceClassification,
 )
 
-from distill.encoders.student.families import FAMILIES, SIZES, Family
+from distill.encoders.student.anatomy import SIZES, Family
+from distill.encoders.student.families import FAMILIES
 from tests.tiny import batch, shaken
 
 KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from distill.encoders.student.families import FAMILIES, Family
+from distill.encoders.student.anatomy import Family
+from distill.encoders.student.families import FAMILIES
 from foundation.errors import UserError
 
 # Names in a layer that only students have: the gates of a block ("{}" is its number) and of the attention, and the

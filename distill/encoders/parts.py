@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from distill.encoders.family import family_of
+from distill.encoders.student.anatomy import Family
 from distill.encoders.student.attention import NoSelfAttention
-from distill.encoders.student.families import Family
 
 
 def selected(

@@ -11,7 +11,8 @@ from transformers import AutoConfig
 
 from distill.encoders.family import family_of, supported
 from distill.encoders.student import modeling_nas_bert
-from distill.encoders.student.families import FAMILIES, Family
+from distill.encoders.student.anatomy import Family
+from distill.encoders.student.families import FAMILIES
 from distill.encoders.student.modeling_nas import KINDS, classes_of
 
 _CONFIG = AutoConfig.__name__
@@ -29,6 +30,14 @@ def student_family(template: Any = None) -> Family:
     """The family of students for the configuration of a teacher or of a student; by default that of BERT's students."""
     family = FAMILIES["bert"] if template is None else family_of(template)
     return family if family.students_of else FAMILIES[f"nas_{family.model_type}"]
+
+
+def has_class(config: Any, auto: Any) -> bool:
+    """Whether transformers has a class for encoders with this configuration that a class of transformers, such as
+    `AutoModelForQuestionAnswering`, stands for.
+    """
+    family = family_of(config)
+    return auto.__name__ in CLASSES[family.students_of or family.model_type]
 
 
 def class_of(family: Family, auto: Any) -> Any:

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from distill.encoders.family import FamilyError, family_of
 from distill.encoders.parts import encoder_layers, evaluating, part, selected
+from distill.encoders.student.anatomy import CHANNELS, HEADS, Family
 from distill.encoders.student.attention import select_position_biases
-from distill.encoders.student.families import CHANNELS, HEADS, Family
 
 # The largest difference between hidden states, relative to the largest of them.
 TOLERANCE = 1e-4

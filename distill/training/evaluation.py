@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from distill.encoders.family import family_of
-from distill.encoders.student.families import Family
+from distill.encoders.student.anatomy import Family
 from distill.objectives.outputs import LOGITS, Batch, routers, run
 from distill.tasks.encoding import Encoded, collate, eval_batches
 from distill.tasks.metrics import Score

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
-from distill.encoders import students as registered  # noqa: F401  (their classes, with transformers)
+from distill.encoders import students as registered  # their classes, with transformers
 from distill.encoders.family import family_of, supported
 from distill.encoders.verify import verify
 from distill.objectives import hard_labels
@@ -190,7 +190,7 @@ def load_model(
 
 def check_head(source: str, config: Any, task_type: str) -> None:
     """Raise TeacherError if transformers has no models with this configuration for this type of task."""
-    if type(config) not in get_task_type(task_type).model._model_mapping:
+    if not registered.has_class(config, get_task_type(task_type).model):
         raise TeacherError(
             f"the model {source!r} is of type {config.model_type!r}, for which transformers has no model for "
             f"{task_type.replace('_', ' ')}"

@@ -14,8 +14,9 @@ from transformers.activations import ACT2FN
 
 from distill.encoders.family import DECODERS, family_of
 from distill.encoders.heads import UNKNOWN, heads_of
+from distill.encoders.student.anatomy import CHANNELS, HEADS, Family
 from distill.encoders.student.configuration import attention_experts, is_left_out
-from distill.encoders.student.families import CHANNELS, FAMILIES, HEADS, Family
+from distill.encoders.student.families import FAMILIES
 from distill.tasks.types import MASKED_LM
 from nas.export.checkpoint import ExportError, type_of_head
 from nas.onnx.model import TOLERANCE, padded_batch

@@ -375,21 +375,18 @@ class Search:
                 self.progress.say(f"winner: keeps {kept} of the teacher's score, {sure}")
 
     def _measure(self, best: dict[str, Any]) -> None:
-        """Add two latencies to every finalist: the one predicted from the table, and the one measured on the whole
-        model.
-        """
+        """Add two latencies to every finalist: the predicted one, and the one measured on the whole model."""
         table = latencies_of(self.config, self.workspace, self.device, self.progress.update)
         architectures = {
             f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
         }
-        teacher = load_config(self.config.teacher)
-        for number, measured in measure_whole(architectures, table, device_type(self.device), teacher).items():
+        device, teacher = device_type(self.device), load_config(self.config.teacher)
+        for number, measured in measure_whole(architectures, table, device, teacher).items():
             row = best["finalists"][int(number)]
-            whole = round(1e6 * measured.whole.quiet)
-            row |= {"latency_us": measured.predicted, "latency_measured_us": whole}
+            row |= {"latency_us": measured.predicted, "latency_measured_us": round(1e6 * measured.whole.quiet)}
             self.progress.say(
                 f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
-                f"{whole / 1e3:.2f} ms measured whole"
+                f"{row['latency_measured_us'] / 1e3:.2f} ms measured whole"
             )
 
     def _on_start(self, study: optuna.Study, number: int) -> None:

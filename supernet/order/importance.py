@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from distill.encoders.family import family_of, family_of_weights
 from distill.encoders.heads import heads_of
 from distill.encoders.parts import encoder_layers, part, selected
-from distill.encoders.student.families import CHANNELS, HEADS
+from distill.encoders.student.anatomy import CHANNELS, HEADS
 from distill.objectives.outputs import LOGITS, Batch, run
 from distill.tasks.types import get_task_type
 from search_spaces.graph import FFNGraph

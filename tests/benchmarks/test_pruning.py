@@ -27,7 +27,7 @@ from benchmarks.published_pruning import (
     sums,
     units_of,
 )
-from distill.encoders.student.families import CHANNELS, HEADS
+from distill.encoders.student.anatomy import CHANNELS, HEADS
 from search_spaces import Architecture
 from supernet.build import base_of_teacher, from_teacher
 from tests.nas.tiny_study import TinyStudy

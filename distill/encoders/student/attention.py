@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import eager_attention_forward
 
+from .anatomy import Family
 from .dispatch import Tokens
 from .expert_linear import RoutedLinear, is_batched
-from .families import Family
 from .routing import Routing, make_gate
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from .anatomy import Family  # noqa: F401
+
 # All modules of a student: transformers 5.1 copies only those that this one names.
 from .attention import ExpertSelfAttention, NoSelfAttention
 from .configuration import StudentConfig

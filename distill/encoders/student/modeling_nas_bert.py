@@ -21,13 +21,15 @@ from transformers.models.albert.modeling_albert import AlbertMLMHead
 from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.mobilebert.modeling_mobilebert import MobileBertEmbeddings
 
+from .anatomy import Family  # noqa: F401
+
 # All modules of a student: transformers 5.1 copies only those that this one names.
 from .attention import NoSelfAttention
 from .configuration import StudentConfig
 from .dispatch import Tokens, put, take, weighted
 from .embedding import LowRankEmbedding  # noqa: F401
 from .expert_linear import ExpertLinear, is_batched
-from .families import Family  # noqa: F401
+from .families import FAMILIES  # noqa: F401
 from .ffn import FFNBlock  # noqa: F401
 from .modeling_nas import classes_of  # noqa: F401  # the module of layers' classes
 from .routing import make_gate

@@ -19,7 +19,8 @@ from transformers import (
 
 from distill.encoders.family import FamilyError, family_of, supported
 from distill.encoders.parts import encoder_layers, layer_inputs, model_inputs, output_layer, word_head
-from distill.encoders.student.families import CHANNELS, FAMILIES, HEADS
+from distill.encoders.student.anatomy import CHANNELS, HEADS
+from distill.encoders.student.families import FAMILIES
 from distill.encoders.verify import verify
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
 from distill.tasks.types import QUESTION_ANSWERING
