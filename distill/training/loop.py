@@ -242,7 +242,7 @@ def _attention_for_training(model: Any, device: torch.device, scores: bool) -> I
     pass of torch's fused attention alone takes longer than both passes of the plain one.
     """
     original = model.config._attn_implementation
-    if not family_of(model).attention_interface:
+    if not family_of(model.config).attention_interface:
         yield
         return
     if scores:

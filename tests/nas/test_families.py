@@ -126,6 +126,7 @@ def test_a_roberta_from_the_search_to_onnx(shared_study: TinyStudy, roberta: Pat
         ("deberta-v2", "torch"),
         ("pre-norm", "onnx"),
         ("gte", "torch"),
+        ("modernbert", "onnx"),
     ],
 )
 def test_families_from_the_search_to_ordinary_checkpoints(
