@@ -68,14 +68,26 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
         found = onnx_parts(files, settings.batch, settings.tokens).values()
     whole = [1e6 * latency.quiet for latency, _ in found]
     teacher, *measured = undisturbed([parts for _, parts in found], whole)
-    if base.pre_norm:  # the LayerNorm of the first attention belongs to the embeddings
-        measured = [[first + second, *others] for first, second, *others in measured]
+    measured = [merged(base, parts) for parts in measured]
     times = solution([equation for pair in zip(architectures, measured, strict=True) for equation in equations(*pair)])
     steps = {attention_step(heads): times[attention_step(heads)] for heads in settings.measured_heads}
     for name in (*dense_steps(base, widths), *map(rank_step, settings.measured_ranks)):
         steps[name] = sum(times[term] * amount for term, amount in terms(name, base.mismatch).items())
     beside = sum(times.get(name, 0) for name in BESIDE_LAYERS)
     return settings.table({name: round(1e3 * time) for name, time in steps.items()}, beside, sum(teacher))
+
+
+def merged(base: Base, times: Sequence[float]) -> list[float]:
+    """The times of the embeddings, the attentions, the blocks and the head, given those of the parts that end with a
+    LayerNorm. Where LayerNorms come first, that of the lowest attention is taken as a part of the embeddings, and each
+    other one as a part of what is below it. A head may have a LayerNorm, too.
+    """
+    times = list(times)
+    if base.pre_norm and base.first_norm:
+        times[:2] = [sum(times[:2])]
+    if base.dense_heads:
+        times[-2:] = [sum(times[-2:])]
+    return times
 
 
 def dense_steps(base: Base, widths: Sequence[int]) -> list[str]:
@@ -107,10 +119,10 @@ def equations(architecture: Architecture, times: Sequence[float]) -> Iterator[tu
     contents: list[Counter[str]] = [Counter({"embeddings": 1})]
     if (rank := architecture.embedding.rank) is not None:
         contents[0].update(terms(rank_step(rank), base.mismatch))
-    for layer in architecture.layers:
+    for number, layer in enumerate(architecture.layers):
         heads, ffn = layer.attention.heads, layer.ffn
         contents.append(Counter({attention_step(heads): 1}))
-        if base.pre_norm and not heads:
+        if base.pre_norm and not heads and (base.first_norm or number):
             # Its LayerNorm is unused and not exported, so that it is one part with what is before it.
             contents[-2:] = [contents[-2] + contents[-1]]
         if heads and not masked:

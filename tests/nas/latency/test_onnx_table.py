@@ -17,7 +17,7 @@ from transformers import BertConfig
 import nas.latency.onnx_table
 from nas.latency.measure import latency_table, measure_whole
 from nas.latency.onnx import INT8, ModelPart, exported, onnx_latencies, onnx_parts, undisturbed
-from nas.latency.onnx_table import dense_steps, onnx_table, solution
+from nas.latency.onnx_table import dense_steps, equations, merged, onnx_table, solution
 from nas.latency.references import mixed_references, small_model
 from nas.latency.settings import TableSettings
 from nas.latency.steps import step_names
@@ -25,9 +25,11 @@ from nas.latency.table import LatencyTable
 from nas.latency.whole import Latency, TooBusy
 from search_spaces import FFN, GELU, Architecture, Experts, FFNGraph
 from search_spaces.layer import Attention, Embedding, Layer
+from supernet.build import base_of_teacher
 from tests import requirements
+from tests.renamed import of_every_kind
 from tests.search_spaces.strategies import graphs
-from tests.tiny import BASE, SIZES
+from tests.tiny import BASE, SIZES, bert
 
 requirements.module("onnxruntime", "onnx")
 
@@ -246,3 +248,20 @@ def test_a_measured_table(runtime: str, tmp_path: Path, monkeypatch: pytest.Monk
         assert measured[name].predicted == found.total(architecture) > found.fixed
         assert 0 < measured[name].whole.quiet < 60
     assert found.total(Architecture.uniform(BASE, GELU, 3)) >= found.total(architectures["base"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pre-norm", "modernbert"])
+def test_the_parts_of_models_with_their_layer_norms_first(name: str, tmp_path: Path) -> None:
+    """onnxruntime runs as many as there are equations, also without heads or FFNs."""
+    config = of_every_kind(bert())[name].config
+    base, graph = base_of_teacher(config)
+    without_ffn, ffn = FFN(stack=0), FFN(graph)
+    architectures = {
+        "no heads first": Architecture(base, (Layer(Attention(0), ffn), Layer(Attention(2), without_ffn))),
+        "no heads after no FFN": Architecture(base, (Layer(Attention(2), without_ffn), Layer(Attention(0), ffn))),
+    }
+    files = {key: exported(small_model(one, config), "onnx", tmp_path, key) for key, one in architectures.items()}
+    for key, (_, parts) in onnx_parts(files, 1, 8, 3).items():
+        times = merged(base, [part.nodes for part in parts])
+        assert sum(number for _, number in equations(architectures[key], times)) == sum(part.nodes for part in parts)
