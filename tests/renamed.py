@@ -118,7 +118,7 @@ def renamed(model: PreTrainedModel, model_type: str) -> Any:
         settings[family.epsilon] = model.config.layer_norm_eps
     if family.embedding_size:
         settings[family.embedding_size] = model.config.hidden_size
-    same = ("id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id")
+    same = ("id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id", "initializer_range")
     names = {name: getattr(model.config, name) for name in same}
     if family.has_positions is not True:
         settings |= {"relative_attention": False, family.has_positions: True, "pooler_hidden_act": "tanh"}
