@@ -111,6 +111,11 @@ def check_replaceable(student: Any, teacher: Any) -> None:
             f"a student of the type {student.model_type!r} can replace the layers of a plain {students_of!r} model, "
             f"not of a {teacher.model_type!r} one"
         )
+    if family_of(teacher).layer_types:
+        raise ValueError(
+            f"layers of a {teacher.model_type!r} model attend to different tokens, so that they cannot stand in for "
+            "one another: choose another objective"
+        )
     layer_maps.uniform(student.num_hidden_layers, teacher.num_hidden_layers)
     if student.hidden_size != teacher.hidden_size:
         raise ValueError(
@@ -136,9 +141,10 @@ def _replaceable_forward(
         implementation = student.config._attn_implementation
         if teacher.config._attn_implementation != implementation:  # masks have the student's format
             teacher.set_attn_implementation(implementation)
-        for teacher_layer in group:
-            hidden_BTD = teacher_layer(hidden_BTD, *args, **kwargs)
-        return hidden_BTD
+        outputs: Any = hidden_BTD
+        for teacher_layer in group:  # some families' layers return tuples
+            outputs = teacher_layer(outputs[0] if isinstance(outputs, tuple) else outputs, *args, **kwargs)
+        return outputs
 
     return forward
 

@@ -68,7 +68,12 @@ def _chosen_layers(rule: str, count: int, layers: int) -> tuple[int, ...]:
 
 
 def _of_layers(config: Any, chosen: Sequence[int]) -> Any:
-    """A configuration with only the chosen layers, counted from 0."""
+    """A configuration with only the chosen layers, counted from 0. Raises TeacherError if there can be none."""
+    if chosen[0] and not family_of(config).first_norm:
+        raise TeacherError(
+            f"the lowest layer of a {config.model_type!r} model has no LayerNorm before its attention, so that no "
+            f"other can take its place: take first:{len(chosen)}"
+        )
     result = copy.deepcopy(config)
     result.num_hidden_layers = len(chosen)
     for name in OF_EACH_LAYER:

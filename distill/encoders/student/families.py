@@ -8,6 +8,8 @@ from typing import Any
 
 from .anatomy import SIZES, Family
 
+_WITHOUT_SEGMENTS = {name: key for name, key in SIZES.items() if name != "token_types"}
+
 _BERT = Family(model_type="bert")
 _ROBERTA = replace(
     _BERT,
@@ -68,8 +70,7 @@ _MPNET = replace(
     output="attention.attn.o",
     attention_interface=False,
     attention_experts=False,
-    sizes={name: key for name, key in SIZES.items() if name != "token_types"}
-    | {"position_biases": "relative_attention_num_buckets"},
+    sizes=_WITHOUT_SEGMENTS | {"position_biases": "relative_attention_num_buckets"},
     head_dropout=None,
     first_position=2,
 )
@@ -210,7 +211,7 @@ _MODERNBERT = Family(
     attention_experts=False,
     word_head=("head", "decoder"),
     decoder="decoder",
-    sizes={name: key for name, key in SIZES.items() if name != "token_types"},
+    sizes=_WITHOUT_SEGMENTS,
     activation_key="hidden_activation",
     word_head_activation=False,
     dropouts=("mlp_dropout", "attention_dropout"),

@@ -7,11 +7,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from distill.encoders.parts import model_inputs
 from distill.objectives import hard_labels
 from distill.objectives.theseus import Replacement, replacing
 from distill.training.loop import train
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
+from distill.training.teacher import TeacherError
+from tests.renamed import of_every_kind
 from tests.tiny import batch, bert, inputs, shaken
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -127,3 +130,25 @@ def test_some_layers_of_a_teacher() -> None:
         torch.testing.assert_close(student(**inputs(batch())).logits, expected)
     shaken(student)
     assert not torch.equal(student.classifier.weight, teacher.classifier.weight)  # a copy
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mpnet", "deberta-v2"])
+def test_layers_that_return_tuples(name: str) -> None:
+    teacher = of_every_kind(bert(2, num_hidden_layers=4, **NO_DROPOUT))[name]
+    student = shaken(some_layers(teacher, [0, 1]))
+    given = model_inputs(teacher, batch())
+    with replacing(student.train(), teacher, drawn(False, False)):  # type: ignore[arg-type]
+        torch.testing.assert_close(student(**given).logits, teacher(**given).logits)
+
+
+def test_layers_of_several_types() -> None:
+    teacher = of_every_kind(bert(2, num_hidden_layers=4))["modernbert"]
+    student = some_layers(teacher, [0, 1])
+    with (
+        pytest.raises(ValueError, match="attend to different tokens, so that they cannot stand in for one another"),
+        replacing(student, teacher, drawn(True, True)),
+    ):
+        pass
+    with pytest.raises(TeacherError, match=r"^the lowest layer of a 'modernbert' model has no .*: take first:2$"):
+        some_layers(teacher, [1, 3])
