@@ -25,7 +25,8 @@ LARGEST = {
 MAY_BE_ZERO = ("positions", "token_types", "position_biases", "relative_positions")
 LEFT_OUT = {
     **{"trigrams": True, "position_biases": 0, "relative_positions": 0, "pre_norm": False, "biases": "all"},
-    **{"norm_biases": True, "first_norm": True, "dense_heads": False},
+    **{"embeddings_norm": True, "norm_biases": True, "first_norm": True},
+    **{"dense_heads": False, "late_pooling": False, "dense_word_head": True, "tied": True},
 }
 MOST_EXPERTS = 64
 GATE_SCALES = ("relative", "probability")
@@ -61,9 +62,13 @@ class Base:
             otherwise they are after the residual connections.
         biases: which linear maps of the layers have them: "all"; "not inner", those of attention and `project`, but not
             `expand` and `gate` (GTE); or "none".
+        embeddings_norm: whether the embeddings have a LayerNorm.
         norm_biases: whether LayerNorms have biases.
         first_norm: whether the lowest attention has a LayerNorm. ModernBERT's has none, as one follows the embeddings.
         dense_heads: whether heads for single tokens, too, begin with a linear map and a LayerNorm, without biases.
+        late_pooling: whether a head for sentences is applied to all tokens, and its results are averaged (EuroBERT).
+        dense_word_head: whether a head for masked words begins with a linear map and a LayerNorm, and has a bias.
+        tied: whether the output embedding of a head for masked words is the word embedding.
         gelu: the form of the operation `gelu`, "tanh", or "erf" as in a base copied from a model with the exact GELU.
         mismatch: how a binary operation treats different widths, see `FFNGraph.widths`.
         gate_scale: by what the output of an expert behind a gate is multiplied: "relative", its probability times E /
@@ -91,9 +96,13 @@ class Base:
     relative_positions: int = 0
     pre_norm: bool = False
     biases: str = "all"
+    embeddings_norm: bool = True
     norm_biases: bool = True
     first_norm: bool = True
     dense_heads: bool = False
+    late_pooling: bool = False
+    dense_word_head: bool = True
+    tied: bool = True
     gelu: str = "tanh"
     mismatch: str = "narrow"
     gate_scale: str = "relative"
@@ -106,7 +115,7 @@ class Base:
             if name == "embedding" and value is None:
                 continue
             check_integer(f"base.{name}", value, largest, smallest=0 if name in MAY_BE_ZERO else 1)
-        for name in ("trigrams", "pre_norm", "norm_biases", "first_norm", "dense_heads"):
+        for name in (field.name for field in fields(self) if field.type is bool):
             if not isinstance(value := getattr(self, name), bool):
                 raise ArchitectureError(f"base.{name}: must be true or false, not {shortened(value)}")
         for name, choices in CHOICES.items():

@@ -113,7 +113,8 @@ def embedding_params(base: Base, part: Embedding = FULL) -> int:
         mapped = 3 * base.embedding if base.trigrams else base.embedding
         words = base.vocabulary * base.embedding + _linear(mapped, base.width)
     relative = (base.relative_positions + 2) * base.width if base.relative_positions else 0
-    absolute = (base.positions + base.token_types + 1 + base.norm_biases) * base.table_width
+    absolute = (base.positions + base.token_types) * base.table_width
+    absolute += base.embeddings_norm * (1 + base.norm_biases) * base.table_width
     # The last LayerNorm, and the missing one of the lowest attention, which `layer_params` does not know to be lowest.
     norms = base.norm_size * (base.pre_norm - (not base.first_norm))
     return words + absolute + relative + norms + base.position_biases * base.heads
@@ -129,7 +130,8 @@ def head_params(base: Base, part: PredictionHead, num_labels: int = 3, head: Hea
     outputs = head.outputs or num_labels
     if head.vocabulary:
         inner = base.embedding or base.width
-        return _linear(base.width, inner) + 2 * inner * (not base.dense_heads) + base.vocabulary
+        before = _linear(base.width, inner) + 2 * inner * (not base.dense_heads) + base.vocabulary
+        return before * base.dense_word_head + base.vocabulary * inner * (not base.tied)
     if not head.pooled:
         return _linear(base.width, outputs) + base.dense_heads * _linear(base.width, base.width)
     pooler = _linear(base.width, base.width)
@@ -218,13 +220,14 @@ def head_macs(
     """
     outputs = head.outputs or num_labels
     if head.vocabulary:
-        if embedding.rank is not None:
+        if embedding.rank is not None and base.tied:
             return tokens * (base.width**2 + embedding.rank * (base.width + base.vocabulary))
-        return tokens * (base.embedding or base.width) * (base.width + base.vocabulary)
+        inner = base.embedding or base.width
+        return tokens * inner * (base.width * base.dense_word_head + base.vocabulary)
     if not head.pooled:
         return tokens * base.width * (outputs + base.dense_heads * base.width)
     routed = base.width**2 + _gate(base.width, part.experts) if part.experts > 1 else 0
-    return base.width**2 + routed + base.width * outputs
+    return (tokens if base.late_pooling else 1) * (base.width**2 + routed + base.width * outputs)
 
 
 def _linear(inputs: int, outputs: int) -> int:

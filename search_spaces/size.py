@@ -45,7 +45,7 @@ class EmbeddingBytes:
         scales = (self.runtime == INT8) * (part.rank is not None) * SCALE_AND_ZERO * base.width
         map_biases = 0 if base.embedding is None else base.width
         others = base.pre_norm - (not base.first_norm) + bool(base.relative_positions)
-        norms = (1 + base.norm_biases) * base.table_width + base.norm_size * others
+        norms = base.embeddings_norm * (1 + base.norm_biases) * base.table_width + base.norm_size * others
         weights = _bytes(cost.embedding_params(base, part), map_biases, map_biases, norms, self.runtime)
         return weights + scales
 
@@ -82,8 +82,10 @@ class HeadBytes:
     def __call__(self, base: Base, part: PredictionHead) -> int:
         params = cost.head_params(base, part, self.num_labels, self.head)
         if self.head.vocabulary:
-            inner = base.embedding or base.width
-            return _bytes(params, inner, inner, 2 * inner + base.vocabulary, self.runtime)
+            inner = (base.embedding or base.width) * base.dense_word_head
+            words = base.vocabulary * base.dense_word_head
+            channels = inner + base.vocabulary * (not base.tied)
+            return _bytes(params, channels, inner, 2 * inner + words, self.runtime)
         pooler = base.width if self.head.pooled or base.dense_heads else 0
         channels = pooler + part.experts * (self.head.outputs or self.num_labels)
         return _bytes(params, channels, channels, 0, self.runtime)

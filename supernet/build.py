@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 from distill.encoders.family import family_of
 from distill.encoders.heads import UNKNOWN, heads_of
 from distill.encoders.parts import model_inputs
-from distill.encoders.student.anatomy import SIZES
+from distill.encoders.student.anatomy import SIZES, Family
 from distill.encoders.student.ffn import EXPORTED_OPERATIONS
 from distill.encoders.student.student import export_fault
 from distill.encoders.students import class_of, student_config, student_family
@@ -34,9 +34,6 @@ INHERITED = ("id2label", "label2id", "problem_type", "pad_token_id", "tie_word_e
 # The values of an architecture for which only some families have the modules, and the keys of their configurations.
 OF_SOME_FAMILIES = {"base.embedding": "embedding_size", "head.experts": "head_experts"}
 
-# The fields of a base that follow from the family.
-OF_FAMILY = ("pre_norm", "biases", "norm_biases", "first_norm", "dense_heads")
-
 # For each activation of a teacher: that of the base graph, and the form of gelu.
 ACTIVATIONS: dict[str, tuple[str, str]] = {
     "gelu": ("gelu", "erf"),
@@ -46,6 +43,20 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
     "silu": ("swish", "tanh"),
     "swish": ("swish", "tanh"),
 }
+
+
+def of_family(family: Family) -> dict[str, Any]:
+    """The fields of a base that follow from the family alone."""
+    names = ("pre_norm", "biases", "norm_biases", "first_norm", "dense_heads", "dense_word_head")
+    return {"embeddings_norm": bool(family.embeddings_norm)} | {name: getattr(family, name) for name in names}
+
+
+def of_heads(config: Any) -> dict[str, Any]:
+    """The fields of a base that say how a model with this configuration uses its heads."""
+    return {
+        "late_pooling": getattr(config, "classifier_pooling", None) == "late",
+        "tied": getattr(config, "tie_word_embeddings", True),
+    }
 
 
 class BuildError(UserError, ValueError):
@@ -97,6 +108,8 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         of = f"students of encoders of the type {family.students_of!r}"
         return BuildError(f"{name} is {value}: {of} cannot have it")
 
+    for key, name in family.separate.items():
+        setattr(config, key, getattr(base, name))
     for name, key in OF_SOME_FAMILIES.items():
         value = attrgetter(name)(architecture)
         if hasattr(config, key):
@@ -105,7 +118,7 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
             raise refused(name, value)
     if base.token_types and "token_types" not in family.sizes:
         raise refused("base.token_types", base.token_types)
-    wanted = {name: getattr(family, name) for name in OF_FAMILY}
+    wanted = of_family(family)
     if template is not None:
         wanted["relative_positions"] = family.relative_positions(template)
     for name, value in wanted.items():
@@ -257,7 +270,7 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     sizes: dict[str, Any] = {field: family.size(config, field) for field in {**SIZES, **family.sizes}}
     embedding = family.embedding(config)
     sizes |= {"relative_positions": family.relative_positions(config)}
-    sizes |= {name: getattr(family, name) for name in OF_FAMILY}
+    sizes |= of_heads(config) | of_family(family)
     base = Base(**sizes, embedding=embedding, trigrams=embedding is None, gelu=gelu)
     return base, base_graph(activation, bool(family.gate))
 

@@ -8,14 +8,19 @@ import transformers
 from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
+    AlbertConfig,
+    AlbertForSequenceClassification,
     BertForSequenceClassification,
     BertModel,
     DebertaV2ForSequenceClassification,
     ElectraForSequenceClassification,
+    EuroBertConfig,
+    EuroBertForSequenceClassification,
     GteConfig,
     GteForSequenceClassification,
     JinaEmbeddingsV3Config,
     JinaEmbeddingsV3ForSequenceClassification,
+    MegatronBertConfig,
     ModernBertConfig,
     ModernBertForSequenceClassification,
     NomicBertConfig,
@@ -23,6 +28,7 @@ from transformers import (
     PreTrainedModel,
     RobertaPreLayerNormConfig,
     RobertaPreLayerNormForSequenceClassification,
+    XLMRobertaXLConfig,
 )
 
 from distill.encoders.student.anatomy import SIZES, Family
@@ -175,7 +181,10 @@ def sizes_of(model: PreTrainedModel) -> dict[str, int]:
 
 
 # The types whose weights cannot be those of a BERT.
-OF_THEIR_OWN = ("jina_embeddings_v3", "nomic_bert", "gte", "roberta-prelayernorm", "modernbert")
+OF_THEIR_OWN = (
+    *("jina_embeddings_v3", "nomic_bert", "gte", "roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert"),
+    *("modernbert", "eurobert", "albert"),
+)
 
 
 def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
@@ -194,6 +203,10 @@ def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
         models["deberta-v2"] = shaken(DebertaV2ForSequenceClassification(relative)).eval()
         before = RobertaPreLayerNormConfig(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
         models["pre-norm"] = shaken(RobertaPreLayerNormForSequenceClassification(before)).eval()
+        for own in (XLMRobertaXLConfig, MegatronBertConfig):
+            config = own(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
+            cls = getattr(transformers, f"{own.__name__.removesuffix('Config')}ForSequenceClassification")
+            models[config.model_type] = shaken(cls(config)).eval()
         jina = JinaEmbeddingsV3Config(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
         for name, cls, own in (
             ("nomic", NomicBertForSequenceClassification, NomicBertConfig),
@@ -209,6 +222,24 @@ def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
             pad_token_id=0,
         )
         models["modernbert"] = shaken(ModernBertForSequenceClassification(modern)).eval()
+        euro = EuroBertConfig(
+            **{key: size for key, size in sizes_of(model).items() if key != "type_vocab_size"},
+            num_labels=model.config.num_labels,
+            num_key_value_heads=model.config.num_attention_heads,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=None,
+            mask_token_id=4,
+        )
+        models["eurobert"] = shaken(EuroBertForSequenceClassification(euro)).eval()
+        albert = AlbertConfig(
+            **sizes_of(model),
+            num_labels=model.config.num_labels,
+            embedding_size=model.config.hidden_size * 2 // 3,
+            num_hidden_groups=model.config.num_hidden_layers,
+            pad_token_id=0,
+        )
+        models["albert"] = shaken(AlbertForSequenceClassification(albert)).eval()
         models["jina"] = shaken(JinaEmbeddingsV3ForSequenceClassification(jina)).eval()
         biases = models["mpnet"].mpnet.encoder.relative_attention_bias.weight
         torch.nn.init.normal_(biases)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from distill.encoders import students as registered  # their classes, with transformers
 from distill.encoders.family import family_of, supported
+from distill.encoders.separate import separate_config
 from distill.encoders.verify import verify
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
@@ -77,6 +78,10 @@ def load_config(source: str, students: bool = False) -> Any:
         check_config(config)
     except WeightsError as error:
         raise TeacherError(f"the model {source!r} is damaged: {error}") from None
+    try:
+        separate_config(config)
+    except ValueError as error:
+        raise TeacherError(f"the model {source!r} is damaged: config.json: {error}") from None
     # Chunks save memory and change no result, but they require lengths that they divide.
     config.chunk_size_feed_forward = 0
     return config

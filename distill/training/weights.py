@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from distill.encoders.family import family_of
+from distill.encoders.separate import separated, shared_config
 from foundation.errors import UserError, reason, shortened
 from foundation.files import read_json
 from search_spaces.base import LARGEST, MAY_BE_ZERO
@@ -90,11 +91,11 @@ def load_weights(model_class: Any, source: str, config: Any, *, strict: bool = F
     check_config(config)
     if (Path(source) / WEIGHTS).exists() or (Path(source) / INDEX).exists():
         # Before memory is allocated for a model that the files do not contain.
-        _check_size(_empty(model_class, config), Path(source), strict)
+        _check_size(_empty(model_class, shared_config(config, source)), Path(source), strict)
     try:
         model, info = model_class.from_pretrained(
             source,
-            config=config,
+            config=shared_config(config, source),
             dtype=torch.float32,
             ignore_mismatched_sizes=not strict,
             output_loading_info=True,
@@ -114,7 +115,7 @@ def load_weights(model_class: Any, source: str, config: Any, *, strict: bool = F
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise WeightsError(f"{name} has values that are not finite")
-    return model, info
+    return separated(model, config), info
 
 
 def _needed(model: PreTrainedModel, name: str, strict: bool) -> bool:

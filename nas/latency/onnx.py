@@ -32,6 +32,8 @@ from nas.onnx.model import export_onnx
 
 INT8 = "onnx-int8"
 RUNTIMES = ("onnx", INT8)
+# The last node of a part: a LayerNorm; in an RMSNorm, which onnxruntime runs node by node, the one before its scale.
+ENDS = ("LayerNorm", "Reciprocal")
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -128,7 +130,7 @@ def _parts(profile: Path) -> list[ModelPart]:
     operations = [nodes[number][2] for number in per_pass[0]]
     durations = np.array([[nodes[number][1] for number in numbers] for numbers in per_pass[1::2]])
     quartiles = np.quantile(durations, 0.25, axis=0)
-    ends = [place + 1 for place, operation in enumerate(operations) if "LayerNorm" in operation]
+    ends = [place + 1 for place, name in enumerate(operations) if any(end in name for end in ENDS)]
     return [ModelPart(float(part.sum()), len(part)) for part in np.split(quartiles, ends)]
 
 

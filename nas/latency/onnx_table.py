@@ -79,11 +79,11 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
 
 def merged(base: Base, times: Sequence[float]) -> list[float]:
     """The times of the embeddings, the attentions, the blocks and the head, given those of the parts that end with a
-    LayerNorm. Where LayerNorms come first, that of the lowest attention is taken as a part of the embeddings, and each
-    other one as a part of what is below it. A head may have a LayerNorm, too.
+    LayerNorm. Where LayerNorms come first, each is taken as a part of what is below it, that of the lowest attention as
+    one of the embeddings. A head may have a LayerNorm, too.
     """
     times = list(times)
-    if base.pre_norm and base.first_norm:
+    if base.pre_norm and base.first_norm and base.embeddings_norm:
         times[:2] = [sum(times[:2])]
     if base.dense_heads:
         times[-2:] = [sum(times[-2:])]

@@ -78,7 +78,8 @@ def _layer_after_layer(model: PreTrainedModel, calibration: Calibration, acceler
     tokens = [Tokens(batch["input_ids"], batch["attention_mask"]) for batch in batches]
     epsilon = family.norm_epsilon(model.config)
     mapped = family.embedding(model.config) is not None
-    norm = model.base_model.get_submodule(family.embedding_map if mapped else family.embeddings_norm)
+    if not family.pre_norm:
+        norm = model.base_model.get_submodule(family.embedding_map if mapped else str(family.embeddings_norm))
     for i, layer in enumerate(encoder_layers(model)):
         left_out = is_left_out(model.config, i)
         solves_attention = bool(calibration.attention_sums) and attention_experts(model.config, i) == 1

@@ -28,7 +28,7 @@ from distill.encoders.parts import encoder_layers, part
 from distill.objectives.outputs import Batch
 from supernet.embedding import principal_axes
 from supernet.module_inputs import module_inputs
-from supernet.order.gradients import INPUT, Loss, gradients
+from supernet.order.gradients import OUTPUT, Loss, gradients
 from supernet.order.moments import MomentsError, attention_moments, block_moments
 from supernet.order.reconstruction import root_of
 
@@ -131,13 +131,13 @@ def predicted_losses_of_ranks(
     family = family_of(model)
     embedding_VD = part(base, family.words).weight.detach().double().cpu()
     axes_DD = principal_axes(embedding_VD, frequencies.cpu())
-    norm, width = part(base, family.embeddings_norm), embedding_VD.shape[1]
+    words, width = part(base, family.words), embedding_VD.shape[1]
     products_DD, metric_DD = torch.zeros(2, width, width, dtype=torch.float64)
     tokens = 0
-    for batch, values in gradients(model, batches, loss, {INPUT: (norm, INPUT)}):
+    for batch, values in gradients(model, batches, loss, {OUTPUT: (words, OUTPUT)}):
         valid_BT = batch["attention_mask"].bool()
         embedded_ND = embedding_VD[batch["input_ids"][valid_BT].cpu()]
-        gradient_BTD = values[INPUT][1]
+        gradient_BTD = values[OUTPUT][1]
         assert gradient_BTD is not None  # everything is computed from it
         gradient_ND = gradient_BTD[valid_BT].double().cpu()
         products_DD += embedded_ND.t() @ embedded_ND

@@ -126,7 +126,10 @@ def test_a_roberta_from_the_search_to_onnx(shared_study: TinyStudy, roberta: Pat
         ("deberta-v2", "torch"),
         ("pre-norm", "onnx"),
         ("gte", "torch"),
+        ("megatron-bert", "torch"),
         ("modernbert", "onnx"),
+        ("eurobert", "onnx"),
+        ("albert", "onnx"),
     ],
 )
 def test_families_from_the_search_to_ordinary_checkpoints(

@@ -39,7 +39,7 @@ class Family:
     Attributes:
         model_type: as in a configuration.
         layers: the list of layers.
-        embeddings: the module with all embeddings; `embeddings_norm` is its LayerNorm.
+        embeddings: the module with all embeddings; `embeddings_norm` is its LayerNorm, if it has one.
         words: the word embedding; in a student of lower rank, its child `word_map` follows the table.
         expand, activation, project: the three modules of the FFN, in a layer. Any module that maps the model's width to
             itself can replace the FFN: it takes the place of `expand`, and identities those of the other two. A student
@@ -48,8 +48,10 @@ class Family:
             module that another one can replace.
         biases: which linear maps of a layer have them, see `search_spaces.base.Base`.
         norm_biases: whether LayerNorms have biases.
+        rms_norm: whether RMSNorms stand in the place of all LayerNorms.
         first_norm: whether the lowest attention has a LayerNorm.
         dense_heads: whether all heads begin with a linear map and a LayerNorm, for single tokens, too.
+        dense_word_head: whether the head for masked words begins with them, and has a bias.
         layer_types: whether layers differ in which tokens they attend to, as the configuration says.
         pre_norm: whether the LayerNorms of attention and FFN are before them, and one, `final_norm`, after the last
             layer; otherwise they are after the residual connections.
@@ -62,6 +64,7 @@ class Family:
         query, key, value, output: the linear maps of the attention, in a layer.
         fused: the linear maps of the encoder that compute several of the maps above, with the names of these in the
             order of its outputs. Students have them as separate maps.
+        attention_arguments: how many of a layer's other arguments by place its attention takes, too; None: all.
         heads_attribute: the attribute of `self_attention` with the number of heads.
         attention_interface: whether the encoder uses transformers' attention functions, passes other arguments on to
             its layers, and these return tensors. In transformers all three go together; the layers of other encoders
@@ -71,6 +74,8 @@ class Family:
         word_head: the modules of a masked language model that map hidden states to logits of words, relative to the
             model; the last one is, or contains, the output embedding `decoder`.
         sizes: field of `search_spaces.base.Base` -> key of the configuration.
+        separate: keys of the number of layers, or of heads for keys and values, that have weights of their own -> the
+            size, "depth" or "heads", that students have there, while a teacher may share weights.
         activation_key: the key of the activation; `word_head_activation` says whether the head for masked words has
             that one, too.
         dropouts: the keys of the dropout in layers, that after the FFN first.
@@ -89,7 +94,7 @@ class Family:
     model_type: str
     layers: str = "encoder.layer"
     embeddings: str = "embeddings"
-    embeddings_norm: str = "embeddings.LayerNorm"
+    embeddings_norm: str | None = "embeddings.LayerNorm"
     words: str = "embeddings.word_embeddings"
     word_map: str = "embeddings.word_embeddings.map"
     expand: str = "intermediate.dense"
@@ -99,8 +104,10 @@ class Family:
     ffn: str = ""
     biases: str = "all"
     norm_biases: bool = True
+    rms_norm: bool = False
     first_norm: bool = True
     dense_heads: bool = False
+    dense_word_head: bool = True
     layer_types: bool = False
     pre_norm: bool = False
     final_norm: str = ""
@@ -115,6 +122,7 @@ class Family:
     value: str = "attention.self.value"
     output: str = "attention.output.dense"
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    attention_arguments: int | None = None
     heads_attribute: str = "num_attention_heads"
     attention_interface: bool = True
     rotary: bool = False
@@ -122,6 +130,7 @@ class Family:
     word_head: tuple[str, ...] = ("cls",)
     decoder: str = "cls.predictions.decoder"
     sizes: Mapping[str, str] = field(default_factory=lambda: SIZES, hash=False)
+    separate: Mapping[str, str] = field(default_factory=dict, hash=False)
     activation_key: str = "hidden_act"
     word_head_activation: bool = True
     dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")

@@ -22,11 +22,12 @@ class NoSelfAttention(nn.Module):
 
     Args:
         output: the name of its output projection, in families where that is a part of it.
+        norm: the name of the LayerNorm of the residual's sum, likewise.
     """
 
-    def __init__(self, config: Any, output: str = "") -> None:
+    def __init__(self, config: Any, output: str = "", norm: str = "") -> None:
         super().__init__()
-        self.config, self.output = config, output
+        self.config, self.output, self.norm = config, output, norm
 
     def forward(self, hidden_states: Tensor, *unused: Any, **settings: Any) -> tuple[Tensor, Tensor | None]:
         rows, tokens, _ = hidden_states.shape
@@ -34,6 +35,8 @@ class NoSelfAttention(nn.Module):
         context = hidden_states[..., :0]
         if self.output:
             context = self.get_submodule(self.output)(context)
+        if self.norm:
+            context = self.get_submodule(self.norm)(hidden_states + context)
         return context, hidden_states.new_empty(rows, 0, tokens, tokens) if returned else None
 
 
@@ -74,10 +77,13 @@ def keep_heads(layer: Any, family: Family, heads: int, config: Any) -> None:
     """Give the attention of a layer this number of heads, each of which keeps its size."""
     width, bias = config.hidden_size, family.biases != "none"
     if not heads:
-        path = family.self_attention + "."
-        inside = family.output.removeprefix(path) if family.output.startswith(path) else ""
-        layer.set_submodule(family.self_attention, NoSelfAttention(config, inside))
+        inside = f"{family.self_attention}."
+        paths = family.output, family.attention_norm
+        names = (path.removeprefix(inside) if path.startswith(inside) else "" for path in paths)
+        norm = layer.get_submodule(family.attention_norm)
+        layer.set_submodule(family.self_attention, NoSelfAttention(config, *names))
         layer.set_submodule(family.output, Bias(width, bias))
+        layer.set_submodule(family.attention_norm, norm)
         return
     inner, channels = layer.get_submodule(family.self_attention), heads * (width // config.num_attention_heads)
     setattr(inner, family.heads_attribute, heads)

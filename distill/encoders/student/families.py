@@ -3,6 +3,8 @@
 This file ships inside exported checkpoints, so it imports nothing else of this project but its neighbors.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -122,6 +124,29 @@ _ROBERTA_PRELAYERNORM = replace(
     attention_norm="attention.LayerNorm",
     attention_experts=False,
 )
+_XLM_ROBERTA_XL = replace(
+    _ROBERTA,
+    model_type="xlm-roberta-xl",
+    embeddings_norm=None,
+    pre_norm=True,
+    final_norm="encoder.LayerNorm",
+    norm="LayerNorm",
+    attention_norm="attention.self_attn_layer_norm",
+    attention_experts=False,
+)
+_MEGATRON_BERT = replace(
+    _BERT,
+    model_type="megatron-bert",
+    embeddings_norm=None,
+    pre_norm=True,
+    final_norm="encoder.ln",
+    norm="ln",
+    attention_norm="attention.ln",
+    attention_arguments=1,
+    attention_interface=False,
+    attention_experts=False,
+    head_dropout=None,
+)
 _JINA = Family(
     model_type="jina_embeddings_v3",
     layers="layers",
@@ -169,11 +194,81 @@ _GTE = replace(
 )
 
 
-def _fault_of_modernbert(config: Any) -> str:
-    for key, value in (("attention", False), ("mlp", False), ("norm", False), ("classifier", False), ("decoder", True)):
-        if bool(getattr(config, f"{key}_bias")) is not value:
-            return f"{key}_bias must be {str(value).lower()}"
+def _unlike(config: Any, wanted: Mapping[str, Any]) -> str:
+    """What is wrong with keys that must have these values."""
+    for key, value in wanted.items():
+        if getattr(config, key) != value:
+            return f"{key} must be {json.dumps(value)}"
     return ""
+
+
+def _fault_of_eurobert(config: Any) -> str:
+    size = config.hidden_size // config.num_attention_heads
+    return _unlike(config, {"attention_bias": False, "mlp_bias": False, "head_dim": size})
+
+
+_EUROBERT = replace(
+    _NOMIC,
+    model_type="eurobert",
+    embeddings="embed_tokens",
+    embeddings_norm=None,
+    words="embed_tokens",
+    word_map="embed_tokens.map",
+    norm_biases=False,
+    rms_norm=True,
+    pre_norm=True,
+    final_norm="norm",
+    norm="post_attention_layernorm",
+    attention_dropout=None,
+    attention_norm="input_layernorm",
+    word_head=("lm_head",),
+    dense_word_head=False,
+    decoder="lm_head",
+    sizes=_WITHOUT_SEGMENTS,
+    separate={"num_key_value_heads": "heads"},
+    dropouts=("attention_dropout",),
+    head_dropout=None,
+    epsilon="rms_norm_eps",
+    other_keys=("max_position_embeddings", "rope_parameters", "classifier_pooling", "bos_token_id", "eos_token_id"),
+    fault=_fault_of_eurobert,
+)
+
+
+def _fault_of_albert(config: Any) -> str:
+    if config.embedding_size == config.hidden_size:
+        return "embedding_size is hidden_size: models with a map between embeddings of that size are not supported"
+    return _unlike(config, {"inner_group_num": 1})
+
+
+_ALBERT = replace(
+    _BERT,
+    model_type="albert",
+    layers="encoder.albert_layer_groups",
+    expand="albert_layers.0.ffn",
+    activation="albert_layers.0.activation",
+    project="albert_layers.0.ffn_output",
+    norm="albert_layers.0.full_layer_layer_norm",
+    attention="albert_layers.0.attention",
+    attention_norm="albert_layers.0.attention.LayerNorm",
+    self_attention="albert_layers.0.attention",
+    query="albert_layers.0.attention.query",
+    key="albert_layers.0.attention.key",
+    value="albert_layers.0.attention.value",
+    output="albert_layers.0.attention.dense",
+    attention_experts=False,
+    word_head=("predictions",),
+    decoder="predictions.decoder",
+    separate={"num_hidden_groups": "depth"},
+    head_dropout="classifier_dropout_prob",
+    embedding_size="embedding_size",
+    embedding_map="encoder.embedding_hidden_mapping_in",
+    fault=_fault_of_albert,
+)
+
+
+def _fault_of_modernbert(config: Any) -> str:
+    without = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+    return _unlike(config, {**without, "decoder_bias": True})
 
 
 _MODERNBERT = Family(
@@ -236,7 +331,11 @@ _TEACHERS = (
     _NOMIC,
     _GTE,
     _ROBERTA_PRELAYERNORM,
+    _XLM_ROBERTA_XL,
+    _MEGATRON_BERT,
     _MODERNBERT,
+    _EUROBERT,
+    _ALBERT,
 )
 FAMILIES: dict[str, Family] = {
     family.model_type: family for teacher in _TEACHERS for family in (teacher, teacher.students())

@@ -102,7 +102,12 @@ class FFNBlock(nn.Module):
         if experts is not None and router_class(experts).reads_hidden_states:
             self.router = router_class(experts)(experts, config, is_batched(config.hidden_size, inner))
         self.pre_norm = family.pre_norm
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=family.norm_epsilon(config), bias=family.norm_biases)
+        epsilon = family.norm_epsilon(config)
+        self.LayerNorm: nn.Module = (
+            nn.RMSNorm(config.hidden_size, eps=epsilon)
+            if family.rms_norm
+            else nn.LayerNorm(config.hidden_size, eps=epsilon, bias=family.norm_biases)
+        )
         self.dropout = nn.Dropout(getattr(config, family.dropouts[0]))
 
     def normalized(self, hidden: Tensor) -> Tensor:

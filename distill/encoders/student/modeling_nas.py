@@ -50,7 +50,8 @@ def classes_of(model_type: str) -> dict[str, Any]:
     if recorded := model._can_record_outputs:
         attentions = recorded["attentions"]
         attentions = [*(attentions if isinstance(attentions, list) else [attentions]), NoSelfAttention]
-        classes["AutoModel"]._can_record_outputs = {**recorded, "attentions": attentions}
+        states = {"hidden_states": StudentLayer} if "hidden_states" in recorded else {}
+        classes["AutoModel"]._can_record_outputs = {**recorded, **states, "attentions": attentions}
     for cls in classes.values():
         cls.encoder_class = classes["AutoModel"]
     return {"AutoConfig": config, **classes}

@@ -52,13 +52,15 @@ class StudentLayer:
     def replace_attention(self, config: Any, number: int) -> None:
         """Give the attention of the layer of this number the heads or the experts of the configuration."""
         self.family = family = FAMILIES[config.model_type]
+        own = FAMILIES[str(family.students_of)]
         self.left_out = is_left_out(config, number)
         for path in family.fused:
             if path.startswith(f"{family.self_attention}."):
                 self.set_submodule(path, SeparateMaps(config.hidden_size, family.biases != "none"))
         if self.left_out:
             for path in (family.attention, family.attention_norm):
-                setattr(self, _first(path), None)
+                above, _, name = _beside(path, own.expand).rpartition(".")
+                setattr(self.get_submodule(above), name, None)
         elif (experts := attention_experts(config, number)) > 1:
             adopt(self.attention.self, ExpertSelfAttention)
             self.attention = ExpertAttention(self.attention, experts, config)
@@ -72,8 +74,9 @@ class StudentLayer:
     def replace_ffn(self, config: Any, number: int) -> None:
         """Replace the FFN of the layer of this number."""
         own = FAMILIES[str(FAMILIES[config.model_type].students_of)]
-        for name in {_first(path) for path in (own.expand, own.project, own.norm)}:
-            delattr(self, name)
+        for path in {_beside(path, own.attention) for path in (own.expand, own.project, own.norm)}:
+            above, _, name = path.rpartition(".")
+            delattr(self.get_submodule(above), name)
         layer = config.ffn[number]
         experts = layer.get("experts")
         self.router = None
@@ -91,7 +94,7 @@ class StudentLayer:
             kwargs["tokens"] = tokens
         norm = self.get_submodule(family.attention_norm) if family.adds_residuals else None
         x_BTD = norm(hidden_states) if norm is not None and family.pre_norm else hidden_states
-        hidden_BTD: Tensor = attention(x_BTD, *args, **kwargs)[0]
+        hidden_BTD: Tensor = attention(x_BTD, *args[: family.attention_arguments], **kwargs)[0]
         if family.attention_dropout:
             hidden_BTD = self.get_submodule(family.attention_dropout)(hidden_BTD)
         if norm is not None:
@@ -105,7 +108,7 @@ class StudentLayer:
             rows, length, _ = hidden_states.shape
             nothing = hidden_states.new_empty(rows, 0, length, length)
             return hidden_states if family.attention_interface else (hidden_states, nothing)
-        if tokens is None and not family.adds_residuals:
+        if not family.attention_interface:
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         hidden_BTD = self.attend(hidden_states, *args, tokens=tokens, **kwargs)
         if tokens is None:
@@ -115,7 +118,10 @@ class StudentLayer:
             hidden_BTD = block(hidden_BTD, tokens, routing)
         return hidden_BTD
 
-    # The layer's own forward calls these in place of the two modules of its FFN.
+    # The layer's own forward calls these in place of its FFN, or of the two modules of that.
+
+    def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
+        return self.output(attention_output, attention_output)
 
     def intermediate(self, attention_output: Tensor) -> Tensor:
         return attention_output
@@ -126,9 +132,11 @@ class StudentLayer:
         return hidden_BTD
 
 
-def _first(path: str) -> str:
-    """The first name of a path in a layer."""
-    return path.partition(".")[0]
+def _beside(path: str, other: str) -> str:
+    """The path of the largest module around the one at `path` in a layer that is not around the one at `other`, too."""
+    names = path.split(".")
+    around = [".".join(names[: count + 1]) for count in range(len(names))]
+    return next(each for each in around if not f"{other}.".startswith(f"{each}."))
 
 
 def _with_tokens(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -211,7 +219,7 @@ class Student:
         # What a device map and FSDP keep on one device; FSDP wants no class that the model does not contain.
         kinds = {type(module).__name__ for module in self.modules()}
         layers = {type(layer).__name__ for layer in self.student_layers}
-        self._no_split_modules = {*self._no_split_modules, *layers} & kinds
+        self._no_split_modules = {*(self._no_split_modules or ()), *layers} & kinds
 
     def replace_decoder(self) -> None:
         """Tie the output embedding of a masked language model to both parts of a word embedding of lower rank."""

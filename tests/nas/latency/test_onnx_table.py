@@ -251,7 +251,7 @@ def test_a_measured_table(runtime: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pre-norm", "modernbert"])
+@pytest.mark.parametrize("name", ["pre-norm", "megatron-bert", "modernbert", "eurobert"])
 def test_the_parts_of_models_with_their_layer_norms_first(name: str, tmp_path: Path) -> None:
     """onnxruntime runs as many as there are equations, also without heads or FFNs."""
     config = of_every_kind(bert())[name].config

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
+from distill.encoders.family import family_of
 from distill.encoders.parts import encoder_layers
 from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
 from search_spaces.cost import layer_params
@@ -32,8 +33,9 @@ def student(family: str, routed: bool) -> tuple[Any, Architecture]:
     return shaken(build(architecture, num_labels=3, template=config)).eval(), architecture
 
 
-WITHOUT_EXPERTS = ("mpnet", "deberta-v2", "nomic", "gte", "modernbert")
-KINDS = [(name, routed) for name in TEACHERS for routed in (False, True) if not routed or name not in WITHOUT_EXPERTS]
+KINDS = [
+    (name, routed) for name in TEACHERS for routed in (False, True) if not routed or family_of(TEACHERS[name]).experts
+]
 
 
 @pytest.mark.parametrize(("family", "routed"), KINDS)
