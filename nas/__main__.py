@@ -22,6 +22,7 @@ COMMANDS = {
     "python -m nas": "nas.__main__",
     "python -m nas.search": "nas.search.command",
     "python -m nas.inspect": "nas.inspect",
+    "python -m nas.probe": "nas.probe",
     "python -m nas.pick": "nas.pick",
     "python -m nas.report": "nas.report.command",
     "python -m nas.compare": "nas.compare",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from distill.encoders.family import DECODERS
+from distill.encoders.family import decoders
 from distill.encoders.student.anatomy import Family
 
 
@@ -57,7 +57,7 @@ def of_rank(
     embedding_VD = weights[words] if own is None else weights[words] @ weights[word_map].t()
     axes_DR = principal_axes(embedding_VD, frequencies)[:, :rank].to(embedding_VD.dtype)
     low = {words: embedding_VD @ axes_DR, word_map: axes_DR.contiguous()}
-    for decoder in DECODERS:  # tied to it
+    for decoder in decoders():  # tied to it
         if f"{decoder}.weight" in weights:
             low |= {f"{decoder}.weight": low[words], f"{decoder}.map.weight": low[word_map]}
     return dict(weights) | low

@@ -8,27 +8,10 @@ import transformers
 from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
-    AlbertConfig,
-    AlbertForSequenceClassification,
+    AutoModelForSequenceClassification,
     BertForSequenceClassification,
     BertModel,
-    DebertaV2ForSequenceClassification,
-    ElectraForSequenceClassification,
-    EuroBertConfig,
-    EuroBertForSequenceClassification,
-    GteConfig,
-    GteForSequenceClassification,
-    JinaEmbeddingsV3Config,
-    JinaEmbeddingsV3ForSequenceClassification,
-    MegatronBertConfig,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
-    NomicBertConfig,
-    NomicBertForSequenceClassification,
     PreTrainedModel,
-    RobertaPreLayerNormConfig,
-    RobertaPreLayerNormForSequenceClassification,
-    XLMRobertaXLConfig,
 )
 
 from distill.encoders.student.anatomy import SIZES, Family
@@ -197,52 +180,28 @@ def of_every_kind(model: BertForSequenceClassification) -> dict[str, Any]:
     small, relative = (copy.deepcopy(renamed(model, name).config) for name in ("electra", "deberta-v2"))
     small.embedding_size = small.hidden_size * 2 // 3
     relative.update(RELATIVE)
+    depth, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    local = {"layer_types": ["full_attention", "sliding_attention"] * (depth // 2), "local_attention": 4}
+    euro = {"num_key_value_heads": heads, "bos_token_id": None, "eos_token_id": None, "mask_token_id": 4}
+
+    def random(model_type: str, **settings: Any) -> Any:
+        sizes = {key: size for key, size in sizes_of(model).items() if key in FAMILIES[model_type].sizes.values()}
+        sizes |= {"max_position_embeddings": model.config.max_position_embeddings}
+        labels = {"num_labels": model.config.num_labels, "pad_token_id": 0}
+        return of(CONFIG_MAPPING[model_type](**sizes, **labels, **settings))
+
+    def of(config: Any) -> Any:
+        return shaken(AutoModelForSequenceClassification.from_config(config)).eval()
+
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        models["small electra"] = shaken(ElectraForSequenceClassification(small)).eval()
-        models["deberta-v2"] = shaken(DebertaV2ForSequenceClassification(relative)).eval()
-        before = RobertaPreLayerNormConfig(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
-        models["pre-norm"] = shaken(RobertaPreLayerNormForSequenceClassification(before)).eval()
-        for own in (XLMRobertaXLConfig, MegatronBertConfig):
-            config = own(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
-            cls = getattr(transformers, f"{own.__name__.removesuffix('Config')}ForSequenceClassification")
-            models[config.model_type] = shaken(cls(config)).eval()
-        jina = JinaEmbeddingsV3Config(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
-        for name, cls, own in (
-            ("nomic", NomicBertForSequenceClassification, NomicBertConfig),
-            ("gte", GteForSequenceClassification, GteConfig),
-        ):
-            config = own(**sizes_of(model), num_labels=model.config.num_labels, pad_token_id=0)
-            models[name] = shaken(cls(config)).eval()
-        modern = ModernBertConfig(
-            **{key: size for key, size in sizes_of(model).items() if key != "type_vocab_size"},
-            num_labels=model.config.num_labels,
-            layer_types=["full_attention", "sliding_attention"] * (model.config.num_hidden_layers // 2),
-            local_attention=4,
-            pad_token_id=0,
-        )
-        models["modernbert"] = shaken(ModernBertForSequenceClassification(modern)).eval()
-        euro = EuroBertConfig(
-            **{key: size for key, size in sizes_of(model).items() if key != "type_vocab_size"},
-            num_labels=model.config.num_labels,
-            num_key_value_heads=model.config.num_attention_heads,
-            pad_token_id=0,
-            bos_token_id=None,
-            eos_token_id=None,
-            mask_token_id=4,
-        )
-        models["eurobert"] = shaken(EuroBertForSequenceClassification(euro)).eval()
-        albert = AlbertConfig(
-            **sizes_of(model),
-            num_labels=model.config.num_labels,
-            embedding_size=model.config.hidden_size * 2 // 3,
-            num_hidden_groups=model.config.num_hidden_layers,
-            pad_token_id=0,
-        )
-        models["albert"] = shaken(AlbertForSequenceClassification(albert)).eval()
-        models["jina"] = shaken(JinaEmbeddingsV3ForSequenceClassification(jina)).eval()
-        biases = models["mpnet"].mpnet.encoder.relative_attention_bias.weight
-        torch.nn.init.normal_(biases)
+        models |= {"small electra": of(small), "deberta-v2": of(relative)}
+        models |= {"pre-norm": random("roberta-prelayernorm"), "nomic": random("nomic_bert"), "gte": random("gte")}
+        models |= {"modernbert": random("modernbert", **local), "jina": random("jina_embeddings_v3")}
+        torch.nn.init.normal_(models["mpnet"].mpnet.encoder.relative_attention_bias.weight)
+        models |= {name: random(name) for name in ("xlm-roberta-xl", "megatron-bert")}
+        models["eurobert"] = random("eurobert", **euro)
+        models["albert"] = random("albert", embedding_size=small.embedding_size, num_hidden_groups=depth)
     return {"bert": model, **models}
 
 

@@ -12,8 +12,6 @@ from foundation.errors import UserError
 # routing table; and the prefix of the names in a head of experts.
 BLOCK_GATE, ATTENTION_GATE, TABLE = "ffn.{}.router.weight", "attention.router.weight", "router.table"
 EXPERT_HEAD = "classifier."
-# The output embeddings of masked language models, which may be tied to the word embedding.
-DECODERS = tuple({family.decoder: None for family in FAMILIES.values()})
 _IN_BLOCK = re.compile(r"ffn\.(\d+)\.(\w+)\.(\w+)")
 
 
@@ -27,6 +25,11 @@ def in_block(inside: str) -> tuple[int, str, str] | None:
     """
     match = _IN_BLOCK.fullmatch(inside)
     return (int(match[1]), match[2], match[3]) if match else None
+
+
+def decoders() -> tuple[str, ...]:
+    """The output embeddings of masked language models, which may be tied to the word embedding."""
+    return tuple({family.decoder: None for family in FAMILIES.values()})
 
 
 def supported(students: bool = False) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from distill.encoders import students as registered  # their classes, with transformers
 from distill.encoders.family import family_of, supported
 from distill.encoders.separate import separate_config
+from distill.encoders.student.anatomy import Family
 from distill.encoders.verify import verify
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
@@ -23,7 +24,7 @@ from distill.training.loop import train
 from distill.training.recipe import Recipe
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
 from foundation.errors import UserError, reason, shortened
-from foundation.files import fingerprint
+from foundation.files import fingerprint, read_json
 from search_spaces.base import LARGEST
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
@@ -58,6 +59,7 @@ def load_config(source: str, students: bool = False) -> Any:
             "(merge_and_unload of peft), save that, and give its folder"
         )
     try:
+        _add_described(Path(locate(source)))
         config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
     except UNREADABLE as error:
         if (Path(locate(source)) / "config.json").is_file():
@@ -85,6 +87,15 @@ def load_config(source: str, students: bool = False) -> Any:
     # Chunks save memory and change no result, but they require lengths that they divide.
     config.chunk_size_feed_forward = 0
     return config
+
+
+def _add_described(folder: Path) -> None:
+    """Support the type of a student whose configuration describes it."""
+    if (folder / "config.json").is_file():
+        config = read_json(folder / "config.json")
+        described = config.get("family") if isinstance(config, dict) else None
+        if described and described["model_type"] not in supported():
+            registered.add_family(Family.from_description(described))
 
 
 def load_tokenizer(source: str) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from distill.encoders.family import DECODERS, family_of
+from distill.encoders.family import decoders, family_of
 from distill.encoders.heads import UNKNOWN, heads_of
 from distill.encoders.student.anatomy import CHANNELS, HEADS, Family
 from distill.encoders.student.configuration import attention_experts, is_left_out
@@ -211,7 +211,7 @@ def _renamed(student: PreTrainedModel, ordinary: Family, layers: list[int]) -> d
 def _of_full_rank(student: PreTrainedModel) -> dict[str, Tensor]:
     """The weights of a student with its word embedding, and a decoder that is tied to it, multiplied out."""
     weights, prefix = student.state_dict(), student.base_model_prefix + "." if student.base_model is not student else ""
-    for path in (prefix + family_of(student).words, *DECODERS):
+    for path in (prefix + family_of(student).words, *decoders()):
         if (word_map := weights.pop(f"{path}.map.weight", None)) is not None:
             weights[f"{path}.weight"] = weights[f"{path}.weight"] @ word_map.t()
     return weights

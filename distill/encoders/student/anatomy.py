@@ -8,7 +8,7 @@ This file ships inside exported checkpoints, so it imports nothing else of this 
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -157,6 +157,21 @@ class Family:
             project="ffn.{}.project",
             norm="ffn.{}.LayerNorm",
         )
+
+    def described(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as JSON has them, without `fault`."""
+        default = type(self)(model_type="")
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "fault"}
+        return {name: value for name, value in values.items() if value != getattr(default, name)}
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> "Family":
+        """The inverse of `described`. Raises TypeError for an unknown field."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in described.items()
+        }
+        fused = {whole: tuple(maps) for whole, maps in values.pop("fused", {}).items()}
+        return cls(**values, fused=fused)
 
     @cached_property
     def _in_layer(self) -> re.Pattern[str]:

@@ -7,7 +7,8 @@ nothing else of this project.
 from dataclasses import dataclass
 from typing import Any
 
-from .families import FAMILIES
+from .anatomy import Family
+from .families import FAMILIES, add
 
 # The version of the meaning of these attributes: increase it when an older reader would compute something else.
 # Checkpoints of before it was recorded are of version 1.
@@ -40,6 +41,7 @@ class StudentConfig:
             sentence or of all tokens of the batch.
         router_jitter_noise: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is
             multiplied in training (Switch).
+        family: what a type of encoders that was added at run time has, see `Family.described`; otherwise `None`.
         ffn_version: the version of these attributes.
 
     Raises:
@@ -58,10 +60,13 @@ class StudentConfig:
     gate_scale: str = "relative"
     capacity_per: str = "sentence"
     router_jitter_noise: float = 0.01
+    family: dict | None = None
     ffn_version: int = VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)  # type: ignore[misc]  # of the family's configuration
+        if self.family and self.model_type not in FAMILIES:  # type: ignore[attr-defined]
+            add(Family.from_description(self.family))
         if self.ffn_version > VERSION:
             raise ValueError(f"ffn_version: {self.ffn_version} is unknown; the newest known one is {VERSION}")
 

@@ -337,6 +337,15 @@ _TEACHERS = (
     _EUROBERT,
     _ALBERT,
 )
-FAMILIES: dict[str, Family] = {
-    family.model_type: family for teacher in _TEACHERS for family in (teacher, teacher.students())
-}
+FAMILIES: dict[str, Family] = {}
+
+
+def add(family: Family) -> None:
+    """Add the family of a type of encoders, and that of its students."""
+    FAMILIES.update({each.model_type: each for each in (family, family.students())})
+
+
+for _family in _TEACHERS:
+    add(_family)
+# The types that every checkpoint's copy of this file has.
+SHIPPED = frozenset(FAMILIES)
