@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -33,17 +35,19 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked
 
 
+# The types beside BERT for which they run here, of each kind one; results/versions.md has all.
+OTHERS = ("distilbert", "mpnet", "modernbert", "albert")
 # What our classes skip of what runs for BERT, each with its reason in transformers_common.py.
 SKIPPED = {"hash": {"test_inputs_embeds_matches_input_ids", "test_load_with_mismatched_shapes"}}
 
 
-def passed(source: Path, kind: str, report: Path) -> set[str]:
-    """The names of the common tests that pass for the models of this kind; none may fail."""
+def passed(source: Path, model_type: str, kind: str, report: Path) -> set[str]:
+    """The names of the common tests that pass for the students of this kind and type; none may fail."""
     tests = f"{Path(__file__).with_name('transformers_common.py')}::{kind.capitalize()}Test"
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-W", "ignore", tests]
     finished = subprocess.run(
         [*command, "-p", "no:cacheprovider", f"--junitxml={report}"],
-        env={**os.environ, "TRANSFORMERS_SOURCE": str(source), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "TRANSFORMERS_SOURCE": str(source), "MODEL_TYPE": model_type, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
@@ -52,14 +56,25 @@ def passed(source: Path, kind: str, report: Path) -> set[str]:
 
 
 @pytest.fixture(scope="session")
-def of_bert(source: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The control: what passes for plain BERT, which tells what this version of transformers skips."""
-    return passed(source, "bert", tmp_path_factory.mktemp("bert") / "report.xml")
+def control(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], set[str]]:
+    """What passes for the models of a type itself, which tells what this version of transformers skips."""
+
+    @cache
+    def of(model_type: str) -> set[str]:
+        return passed(source, model_type, "own", tmp_path_factory.mktemp("own") / "report.xml")
+
+    return of
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dense", "gate", "hash"])
-def test_common_model_tests(source: Path, of_bert: set[str], kind: str, tmp_path: Path) -> None:
-    """All common tests that pass for BERT pass for ours, but for those in `SKIPPED`."""
-    assert len(of_bert) >= 100
-    assert of_bert - passed(source, kind, tmp_path / "report.xml") == SKIPPED.get(kind, set())
+@pytest.mark.parametrize(
+    ("model_type", "kind"),
+    [*(("bert", kind) for kind in ("dense", "gate", "hash")), *((name, "dense") for name in OTHERS)],
+)
+def test_common_model_tests(
+    source: Path, control: Callable[[str], set[str]], model_type: str, kind: str, tmp_path: Path
+) -> None:
+    """All common tests that pass for a type pass for its students, but for those in `SKIPPED`."""
+    expected = control(model_type)
+    assert len(expected) >= 90
+    assert expected - passed(source, model_type, kind, tmp_path / "report.xml") == SKIPPED.get(kind, set())
