@@ -30,5 +30,6 @@ CATALOGUE = {
     "pruning": Benchmark("compensated allocations against Kwon et al. and K-prune", "6 hours"),
     "recipes": Benchmark("every distillation objective on the same student, and ablations of mixtures", "2 hours"),
     "capacity_gap": Benchmark("one student of teachers of several sizes, with and without experts", "30 minutes"),
+    "family_teachers": Benchmark("makes small encoders of types that have no weights here, from MiniLM", "40 minutes"),
     "warmup": Benchmark("what the supernet's warm-up brings", "30 minutes"),
 }
