@@ -114,7 +114,9 @@ class Tester:
 
     def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
         shape, config = [BATCH, TOKENS], self.get_config()
-        given = {"input_ids": ids_tensor(shape, self.vocab_size), "attention_mask": random_attention_mask(shape)}
+        # Without ids of padding, whose positions some types count otherwise.
+        ids = ids_tensor(shape, self.vocab_size).clamp(min=4)
+        given = {"input_ids": ids, "attention_mask": random_attention_mask(shape)}
         if types := FAMILY.size(config, "token_types"):
             given["token_type_ids"] = ids_tensor(shape, types)
         return config, given
