@@ -77,4 +77,5 @@ def __getattr__(name: str) -> Any:
             own = vars(sys.modules[model.__module__]).get(name.removeprefix("Nas"))
             if isinstance(own, type):
                 return with_mixin(ExpertSelfAttention if name.endswith("SelfAttention") else StudentLayer, own)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    version, own = transformers.__version__, name.removeprefix("Nas")
+    raise AttributeError(f"there is no {name}, as transformers {version} has no {own}; a newer version may have it")

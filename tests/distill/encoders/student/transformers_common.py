@@ -69,7 +69,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "electra": {"embedding_size": 32},
     "eurobert": {"num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3},
     "modernbert": {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
-    "mpnet": {"relative_attention_num_buckets": 8},
 }
 HALF = Fraction(1, 2)
 
@@ -131,7 +130,7 @@ class Common(ModelTesterMixin):
 
     def test_config(self) -> None:
         config_class = type(self.model_tester.get_config())
-        ConfigTester(self, config_class=config_class, hidden_size=37).run_common_tests()
+        ConfigTester(self, config_class=config_class, **{FAMILY.sizes["width"]: 37}).run_common_tests()
 
 
 class Routed(Common):
