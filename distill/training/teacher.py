@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from distill.encoders import students as registered  # their classes, with transformers
 from distill.encoders.family import family_of, supported
@@ -24,7 +25,7 @@ from distill.training.loop import train
 from distill.training.recipe import Recipe
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
 from foundation.errors import UserError, reason, shortened
-from foundation.files import fingerprint, read_json
+from foundation.files import fingerprint
 from search_spaces.base import LARGEST
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
@@ -59,8 +60,10 @@ def load_config(source: str, students: bool = False) -> Any:
             "(merge_and_unload of peft), save that, and give its folder"
         )
     try:
-        _add_described(Path(locate(source)))
+        _add_described(source)
         config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
+    except TeacherError:
+        raise
     except UNREADABLE as error:
         if (Path(locate(source)) / "config.json").is_file():
             raise TeacherError(f"the model {source!r} cannot be read: config.json: {reason(error)}") from None
@@ -89,13 +92,25 @@ def load_config(source: str, students: bool = False) -> Any:
     return config
 
 
-def _add_described(folder: Path) -> None:
-    """Support the type of a student whose configuration describes it."""
-    if (folder / "config.json").is_file():
-        config = read_json(folder / "config.json")
-        described = config.get("family") if isinstance(config, dict) else None
-        if described and described["model_type"] not in supported():
-            registered.add_family(Family.from_description(described))
+def _add_described(source: str) -> None:
+    """Support the type of a student whose configuration describes it.
+
+    Raises:
+        TeacherError: the model is of a type that transformers does not have, with code of its own.
+    """
+    file = Path(locate(source)) / "config.json"
+    config = json.loads(file.read_bytes()) if file.is_file() else None
+    if not isinstance(config, dict):
+        return
+    described = config.get("family")
+    if described and described["model_type"] not in supported():
+        registered.add_family(Family.from_description(described))
+    model_type = config.get("model_type")
+    if "auto_map" in config and model_type not in (*CONFIG_MAPPING_NAMES, *supported(students=True)):
+        raise TeacherError(
+            f"the model {source!r} is of type {shortened(model_type)}, which transformers does not have, and its "
+            "folder brings code, which is not run: give a model of a type that transformers has"
+        )
 
 
 def load_tokenizer(source: str) -> Any:
