@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from distill.tasks.types import get_task_type
 from distill.training.evaluation import EvalSet
 from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
 from distill.training.measure import environment, measure, scores
-from distill.training.progress import Progress
+from distill.training.progress import Progress, ProgressCallback
 from distill.training.run import TEACHER, write_into
 from foundation.files import save_pretrained, write_text
 from nas.config.schema import ConfigError, StudyConfig
@@ -83,8 +83,27 @@ class FinalRun:
 
 
 def run(final: FinalRun) -> int:
+    """`train_final`, with its progress and results on the terminal; returns the exit status."""
+    console = Console(highlight=False, soft_wrap=True, quiet=not is_first_process(), stderr=final.as_json)
+    with Progress(console, final.quiet) as progress:
+        metrics = train_final(final, progress.update, progress.result)
+    if metrics is None or final.one_of_several:
+        return DONE
+    if final.as_json:
+        print(json.dumps(metrics, indent=2))
+    else:
+        show_measurements(console, metrics, f"{final.config.task}: ")
+        model_class = get_task_type(metrics["task_type"]).model.__name__
+        console.print(f"wrote {final.out}: {model_class}.from_pretrained(..., trust_remote_code=True)")
+    return DONE
+
+
+def train_final(final: FinalRun, on_progress: ProgressCallback, warn: Callable[[str], None]) -> dict[str, Any] | None:
     """Train the student and, unless it is skipped, the base model; evaluate both and the teacher; write the checkpoint.
-    Returns the exit status.
+    Returns the content of metrics.json; None in all processes but the first.
+
+    Args:
+        warn: called with each line that is more than progress.
 
     Raises:
         UserError: the configuration, the architecture and the output folder do not fit together, packages for the
@@ -96,36 +115,34 @@ def run(final: FinalRun) -> int:
     if final.config.deployment.runtime != TORCH:
         check_installed()
     check_exportable(final.architecture)
-    console = Console(highlight=False, soft_wrap=True, quiet=not is_first_process(), stderr=final.as_json)
-    with Progress(console, final.quiet) as progress:
-        base, graph = base_of_study(final.config)
-        architecture = final.architecture.transferred(base) if final.transfer else final.architecture
-        check_architecture(architecture, base, final.config)
-        workspace = prepare(final.config, final.device, progress.update, outputs=False, texts=("warmup", *FINAL))
-        check_head(architecture, workspace.folders.task.task_type)
-        evaluator = TrainedEvaluator(workspace, final.device)
-        if is_first_process():
-            write_text(final.state / "training.json", final.identity())
-        architectures = {STUDENT: architecture}
-        if not final.skip_base:
-            architectures[BASE_MODEL] = Architecture.uniform(base, graph=graph)
-        phases = final_phases(evaluator, progress.result)
-        # The one-shot supernet has not learned the base model's sizes, so only the student may start from it.
-        build = {STUDENT: starting_point(evaluator, architecture, final.device, progress.update)}
-        if final.config.final.start == "random":
-            build[BASE_MODEL] = build[STUDENT]
-        models: dict[str, PreTrainedModel] = {TEACHER: evaluator.teacher().eval()}
-        losses: dict[str, dict[str, list[float]]] = {}
-        for name, each in architectures.items():
-            model = build.get(name, evaluator.student)(each)
-            state = final.state / name.replace(" ", "-")
-            losses[name] = train(evaluator, model, phases, final.seed, name, state, final.tensorboard, progress.update)
-            models[name] = model.eval()
-        if not evaluator.accelerator.is_main_process:
-            return DONE
-        progress.update("measuring", None)
-        of_teacher = {TEACHER: Architecture.uniform(base, graph=graph)} if final.config.base == "teacher" else {}
-        metrics = measured(final, evaluator, models, of_teacher | architectures)
+    base, graph = base_of_study(final.config)
+    architecture = final.architecture.transferred(base) if final.transfer else final.architecture
+    check_architecture(architecture, base, final.config)
+    workspace = prepare(final.config, final.device, on_progress, outputs=False, texts=("warmup", *FINAL))
+    check_head(architecture, workspace.folders.task.task_type)
+    evaluator = TrainedEvaluator(workspace, final.device)
+    if is_first_process():
+        write_text(final.state / "training.json", final.identity())
+    architectures = {STUDENT: architecture}
+    if not final.skip_base:
+        architectures[BASE_MODEL] = Architecture.uniform(base, graph=graph)
+    phases = final_phases(evaluator, warn)
+    # The one-shot supernet has not learned the base model's sizes, so only the student may start from it.
+    build = {STUDENT: starting_point(evaluator, architecture, final.device, on_progress)}
+    if final.config.final.start == "random":
+        build[BASE_MODEL] = build[STUDENT]
+    models: dict[str, PreTrainedModel] = {TEACHER: evaluator.teacher().eval()}
+    losses: dict[str, dict[str, list[float]]] = {}
+    for name, each in architectures.items():
+        model = build.get(name, evaluator.student)(each)
+        state = final.state / name.replace(" ", "-")
+        losses[name] = train(evaluator, model, phases, final.seed, name, state, final.tensorboard, on_progress)
+        models[name] = model.eval()
+    if not evaluator.accelerator.is_main_process:
+        return None
+    on_progress("measuring", None)
+    of_teacher = {TEACHER: Architecture.uniform(base, graph=graph)} if final.config.base == "teacher" else {}
+    metrics = measured(final, evaluator, models, of_teacher | architectures)
     metrics["losses"] = {name: {phase: curve(of) for phase, of in phases.items()} for name, phases in losses.items()}
 
     def write(folder: Path) -> None:
@@ -136,15 +153,7 @@ def run(final: FinalRun) -> int:
 
     write_into(final.out, METRICS_FILE, write)
     shutil.rmtree(final.state, ignore_errors=True)
-    if final.one_of_several:
-        return DONE
-    if final.as_json:
-        print(json.dumps(metrics, indent=2))
-    else:
-        show_measurements(console, metrics, f"{final.config.task}: ")
-        model_class = evaluator.task.type.model.__name__
-        console.print(f"wrote {final.out}: {model_class}.from_pretrained(..., trust_remote_code=True)")
-    return DONE
+    return metrics
 
 
 def check_resumed(final: FinalRun) -> None:
@@ -208,6 +217,7 @@ def measured(
         also[name] = {"metrics": data.task.metrics, "models": scores(data.task, contributions, TEACHER)}
     return {
         "task": final.config.task,
+        "task_type": task.task_type,
         "metrics": task.metrics,
         "dev_rows": len(eval_set.split),
         "seed": final.seed,

@@ -45,7 +45,9 @@ def classes_of(model_type: str) -> dict[str, Any]:
     # Some families have no class for question answering.
     own = {auto: cls for auto, kind in KINDS.items() if (cls := getattr(transformers, prefix + kind, None))}
     model = own["AutoModel"]
-    config = _subclass(StudentConfig, own.pop("AutoConfig"), model_type=f"nas_{model_type}")
+    # Plans for several devices name parts of FFNs that students do not have.
+    attributes = {"model_type": f"nas_{model_type}", "base_model_tp_plan": None}
+    config = _subclass(StudentConfig, own.pop("AutoConfig"), **attributes)
     classes = {auto: _subclass(Student, parent, config_class=config, _auto_class=auto) for auto, parent in own.items()}
     if recorded := model._can_record_outputs:
         attentions = recorded["attentions"]

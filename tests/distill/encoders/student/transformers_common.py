@@ -130,7 +130,7 @@ class Common(ModelTesterMixin):
 
     def test_config(self) -> None:
         config_class = type(self.model_tester.get_config())
-        ConfigTester(self, config_class=config_class, **{FAMILY.sizes["width"]: 37}).run_common_tests()
+        ConfigTester(self, config_class=config_class, **{FAMILY.sizes["width"]: 48}).run_common_tests()
 
 
 class Routed(Common):

@@ -1,0 +1,1 @@
+"""A smaller student in a minute or two, without a search."""

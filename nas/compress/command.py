@@ -1,0 +1,153 @@
+"""Make a model smaller and faster in a few minutes, without a search.
+
+    python -m nas.compress CHECKPOINT --task NAME --data DIR --max-latency 0.3x --out DIR
+    python -m nas.compress CHECKPOINT --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
+    python -m nas.compress CHECKPOINT --unlabeled FILE --out DIR
+
+CHECKPOINT has been fine-tuned on the task, or is so first (--finetune-teacher). Heads, channels and layers are
+allocated exactly within the budget; the student inherits its weights, is compensated and then trained briefly. Without
+labels it learns the predictions of the teacher, and the score is how often it makes the same.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from distill.cli import DONE, Parser, add_device_option, add_output_options, interruptible
+from distill.command.folder import check_new, make
+from distill.command.options import add_rows_options, check_labeled_rows
+from distill.training.progress import loading
+from foundation.errors import UserError
+from nas.config.load import Given, load_config
+from nas.config.schema import ConfigError, StudyConfig
+from nas.config.values import count
+
+PRESET = "compress"
+# The name of the task of the user's own rows.
+OWN = "rows"
+
+
+def parser() -> Parser:
+    """The command line's options."""
+    result = Parser("nas.compress", description=__doc__)
+    add = result.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a BERT-like encoder with a trained head: folder, or name on the hub")
+    add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder for the student and metrics.json")
+    rows = result.add_argument_group("rows")
+    add_rows_options(rows)
+    rows.add_argument("--unlabeled", type=Path, metavar="FILE", help="a .txt file with a text in each line")
+    budget = result.add_argument_group("budget")
+    latency = "limit on the latency, or its fraction of the teacher's (default: 1/3x)"
+    budget.add_argument("--max-latency", metavar="12ms|0.3x", help=latency)
+    budget.add_argument("--max-params", metavar="15M", help="limit on the parameters")
+    budget.add_argument("--max-size", metavar="10MB", help="limit on the file of the weights")
+    runtime = "in what the student will run (default: torch)"
+    budget.add_argument("--runtime", metavar="torch|onnx|onnx-int8", help=runtime)
+    budget.add_argument("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
+    training = result.add_argument_group("training")
+    steps = "training steps of the student; 0: only compensated (default: the preset's, 250)"
+    training.add_argument("--steps", type=int, metavar="N", help=steps)
+    first = "first fine-tune the teacher on the rows for this many steps (default: 0)"
+    training.add_argument("--finetune-teacher", type=int, metavar="STEPS", help=first)
+    training.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: 0)")
+    add_device_option(result)
+    add_output_options(result, "the content of metrics.json")
+    return result
+
+
+def config_of(options: argparse.Namespace) -> StudyConfig:
+    """The configuration that the options describe.
+
+    Raises:
+        UserError: an option is wrong, or options do not go together.
+    """
+    if options.unlabeled is not None:
+        if options.task is not None or options.train is not None:
+            raise UserError("--unlabeled cannot be combined with --task or --train: leave one of them out")
+    else:
+        check_labeled_rows(options, parser())
+    given: dict[str, Any] = {
+        "teacher": options.checkpoint,
+        "tasks": Given("--task", [options.task or OWN]),
+        "data": Given("--data", options.data and str(options.data)),
+        "max_length": Given("--max-length", options.max_length),
+        "space.max_latency": Given("--max-latency", options.max_latency),
+        "space.max_size": Given("--max-size", options.max_size),
+        "deployment.runtime": Given("--runtime", options.runtime),
+        "deployment.threads": Given("--threads", options.threads),
+        "final.steps": Given("--steps", options.steps),
+        "finetune.steps": Given("--finetune-teacher", options.finetune_teacher),
+        "seed": Given("--seed", options.seed),
+    }
+    try:
+        given["space.max_params"] = Given("--max-params", options.max_params and count(options.max_params))
+    except ValueError as error:
+        raise ConfigError(f"--max-params: {error}") from None
+    if options.train is not None:
+        columns = {name: getattr(options, name) for name in ("text", "pair", "label", "regression")}
+        files = {name: str(getattr(options, name).resolve()) for name in ("train", "dev")}
+        given["rows"] = Given("--train", {OWN: files | {key: value for key, value in columns.items() if value}})
+    given = {place: one for place, one in given.items() if not isinstance(one, Given) or one.value is not None}
+    if (options.max_params or options.max_size) and options.max_latency is None:
+        given["space.max_latency"] = Given("--max-params" if options.max_params else "--max-size", None)
+    return load_config(PRESET, given)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = parser().parse_args(argv)
+
+    def command() -> int:
+        if options.unlabeled is not None:
+            return _without_labels(options)
+        return _compress(options, config_of(options))
+
+    return interruptible("nas.compress", command, "start it again with another --out")
+
+
+def _without_labels(options: argparse.Namespace) -> int:
+    """Compress with the teacher's predictions as labels."""
+    with loading(options.quiet):
+        from foundation.files import scratch_folder
+        from nas.compress.rows import predicted_labels, read_lines, write_rows
+
+    check_new(options.out)
+    texts = read_lines(options.unlabeled)
+    labels = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
+    with scratch_folder() as folder:
+        rows = [{"sentence": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+        options.train, options.dev = write_rows(folder, rows)
+        options.unlabeled = None
+        return _compress(options, config_of(options))
+
+
+def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
+    with loading(options.quiet):
+        import json
+
+        from rich.console import Console
+
+        from distill.command.report import show_measurements
+        from distill.training.progress import Progress
+        from nas.compress.run import CompressRun, compress
+
+    check_new(options.out)
+    make(options.out)
+    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    with Progress(console, options.quiet) as progress:
+        run = CompressRun(config=config, out=options.out, device=options.device)
+        metrics = compress(run, progress.update, progress.result)
+    if metrics is None:
+        return DONE
+    if options.json:
+        print(json.dumps(metrics, indent=2))
+    else:
+        show_measurements(console, metrics, f"{config.task}: ")
+        console.print(f"wrote {options.out}")
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

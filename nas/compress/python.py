@@ -1,0 +1,145 @@
+"""`compress_model`: compress a model and rows that are in memory."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from distill.command.report import show_measurements, write_metrics
+from distill.training.layout import ARCHITECTURE_FILE
+from distill.training.progress import ProgressCallback, ignore_progress
+from distill.training.teacher import load_tokenizer, load_unchanged
+from foundation.errors import UserError
+from foundation.files import save_pretrained, scratch_folder, write_text
+from nas.compress.command import OWN, PRESET
+from nas.compress.rows import rows_of, write_rows
+from nas.compress.run import CompressRun, compress
+from nas.config.load import load_config
+from search_spaces.architecture import Architecture
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed:
+    """A compressed model.
+
+    Attributes:
+        student: the model, in eval mode; a model of transformers.
+        tokenizer: its tokenizer.
+        architecture: what it consists of.
+        metrics: scores, costs and latencies of teacher and student, as metrics.json has them.
+    """
+
+    student: PreTrainedModel
+    tokenizer: Any
+    architecture: Architecture
+    metrics: Mapping[str, Any]
+    _config: str = field(repr=False)
+
+    def table(self, width: int = 120) -> str:
+        """The scores, costs and latencies of teacher and student as text."""
+        console = Console(highlight=False, width=width, record=True, quiet=True)
+        show_measurements(console, self.metrics, "")
+        return console.export_text()
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint that transformers loads by itself, with the architecture and the measurements."""
+        folder = Path(folder)
+        save_pretrained(folder, self.student, self.tokenizer)
+        self.architecture.save(folder / ARCHITECTURE_FILE)
+        write_text(folder / "config.toml", self._config)
+        write_metrics(folder, self.metrics)
+
+
+def compress_model(
+    model: PreTrainedModel | str | Path,
+    train: Any,
+    dev: Any = None,
+    *,
+    tokenizer: Any = None,
+    text: str = "sentence",
+    pair: str | None = None,
+    label: str = "label",
+    regression: bool = False,
+    max_latency: str | None = "1/3x",
+    max_params: int | None = None,
+    runtime: str = "torch",
+    steps: int = 250,
+    finetune_teacher: int = 0,
+    max_length: int = 128,
+    device: str = "auto",
+    seed: int = 0,
+    on_progress: ProgressCallback = ignore_progress,
+) -> Compressed:
+    """Make a model smaller and faster, as `python -m nas.compress` does. The model itself is not changed.
+
+    Args:
+        model: an encoder with a trained head for this task, or its folder or name on the hub.
+        train, dev: labeled rows: a `datasets.Dataset`, a pandas data frame or a list of dictionaries. Without `dev`,
+            every tenth row of `train` is measured on instead of trained on.
+        tokenizer: of a `model` that is no folder or name.
+        text, pair, label: the columns of the sentence, of a second one, and of the class or number.
+        regression: whether the labels are numbers.
+        max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's; None: there is none.
+        max_params: the limit on the parameters.
+        runtime: in what the student will run: "torch", "onnx" or "onnx-int8".
+        steps: training steps of the student; 0: it is only compensated.
+        finetune_teacher: training steps of the teacher before, if its head is not trained.
+        on_progress: called with the current piece of work and the fraction of it that is done.
+
+    Raises:
+        UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder())
+        if isinstance(model, PreTrainedModel):
+            if tokenizer is None:
+                raise CompressError("tokenizer: give that of the model")
+            _save_copy(model, tokenizer, folder / "teacher")
+        source = str(folder / "teacher") if isinstance(model, PreTrainedModel) else str(model)
+        rows = rows_of(train), None if dev is None else rows_of(dev)
+        _check_columns(rows[0], "train", (text, *([pair] if pair else ()), label))
+        files = write_rows(folder, *rows)
+        table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}
+        settings = {
+            "teacher": source,
+            "tasks": [OWN],
+            "rows": {OWN: table | ({"pair": pair} if pair else {})},
+            "max_length": max_length,
+            "seed": seed,
+            "space.max_latency": max_latency,
+            "space.max_params": max_params,
+            "deployment.runtime": runtime,
+            "final.steps": steps,
+            "finetune.steps": finetune_teacher,
+        }
+        config = load_config(PRESET, settings)
+        out = folder / "student"
+        metrics = compress(CompressRun(config=config, out=out, device=device), on_progress, lambda line: None)
+        if metrics is None:
+            raise CompressError("only the first of several processes has a result")
+        student = load_unchanged(str(out)).eval()
+        architecture = Architecture.load(out / ARCHITECTURE_FILE)
+        return Compressed(student, load_tokenizer(str(out)), architecture, metrics, config.to_toml())
+
+
+class CompressError(UserError, ValueError):
+    """A model or rows that cannot be compressed."""
+
+
+def _save_copy(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
+    """Save a model in float32, wherever and in whatever precision it is."""
+    weights = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=weights)
+    tokenizer.save_pretrained(folder)
+
+
+def _check_columns(rows: list[dict[str, Any]], name: str, columns: Iterable[str]) -> None:
+    if not rows:
+        raise CompressError(f"{name}: there are no rows")
+    for column in columns:
+        if column not in rows[0]:
+            raise CompressError(f"{name}: there is no column {column!r}; there are {', '.join(map(repr, rows[0]))}")

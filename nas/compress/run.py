@@ -1,0 +1,90 @@
+"""Compresses a model without a search. The exact allocations of heads, channels and layers within the budget inherit
+the teacher's weights, are compensated, and are compared by their fidelity to the teacher; the best one is trained.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distill.training.progress import ProgressCallback
+from nas.config.schema import ConfigError, StudyConfig
+from nas.evaluation.untrained import UntrainedEvaluator
+from nas.final.run import FinalRun, train_final
+from nas.planning.allocation import PredictedLosses, allocations
+from nas.planning.budget import globally_important, limits_of
+from nas.planning.finalists import ALLOCATED
+from nas.planning.stages import space_of
+from nas.preparation.phases import FINAL
+from nas.preparation.prepare import prepare
+from nas.preparation.workspace import UntrainedWorkspace
+from search_spaces.architecture import Architecture
+from search_spaces.spaces import SpaceError
+from supernet.compensation.ridge import CompensationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressRun:
+    """What to compress, and where to save the student.
+
+    Attributes:
+        config: that of the preset `compress`, with the teacher, the rows and the budget.
+        out: the folder of the checkpoint.
+    """
+
+    config: StudyConfig
+    out: Path
+    device: str = "auto"
+
+
+def compress(run: CompressRun, on_progress: ProgressCallback, note: Callable[[str], None]) -> dict[str, Any] | None:
+    """Compress a model and write the student's checkpoint. Returns the content of its metrics.json; None in all
+    processes but the first.
+
+    Args:
+        note: called with each line that is more than progress.
+
+    Raises:
+        UserError: the configuration names what does not exist or cannot work, or nothing is within the budget.
+    """
+    architecture = best_allocation(run.config, run.device, on_progress, note)
+    where: dict[str, Any] = {"out": run.out, "device": run.device, "skip_base": True}
+    final = FinalRun(config=run.config, architecture=architecture, seed=run.config.seed, **where)
+    return train_final(final, on_progress, note)
+
+
+def best_allocation(
+    config: StudyConfig, device: str, on_progress: ProgressCallback, note: Callable[[str], None]
+) -> Architecture:
+    """Of the MILP allocations and the global importance allocation, the one with the highest fidelity to the teacher
+    before training.
+
+    Raises:
+        UserError: as `compress`.
+    """
+    workspace = prepare(config, device, on_progress, outputs=False, texts=("warmup", *FINAL))
+    limits = limits_of(config, workspace, device, on_progress)
+    base, graph = workspace.base()
+    head = workspace.folders.task.type.head
+    try:
+        space = space_of(config, base, graph, workspace.num_labels, head, "1", None, limits)
+    except SpaceError as error:
+        raise ConfigError(str(error)) from None
+    assert workspace.compensation is not None  # the preset's inheritance
+    losses = PredictedLosses.load(workspace.compensation.predictions, base, graph)
+    on_progress("allocating heads, channels and layers", None)
+    candidates = {"global importance": globally_important(space, graph, workspace)}
+    candidates |= dict(zip(ALLOCATED, allocations(space, losses, len(ALLOCATED)), strict=False))
+    evaluator = UntrainedEvaluator(UntrainedWorkspace((workspace,), config.stage1.rows, by_fidelity=True), device)
+    scores: dict[str, float] = {}
+    for name, architecture in candidates.items():
+        on_progress("scoring allocations", len(scores) / len(candidates))
+        try:
+            scores[name] = evaluator.evaluate(architecture).value
+        except CompensationError as error:
+            note(f"{name}: {error}")
+    if not scores:
+        raise ConfigError("no allocation can be compensated: the teacher's activations are not finite")
+    best = max(scores, key=lambda name: scores[name])
+    note(f"{best}: fidelity {scores[best]:.4f} before training")
+    return candidates[best]
