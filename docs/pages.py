@@ -27,6 +27,7 @@ ATTACHED = ("LICENSE", "examples/*.py", "results/*.json", "results/*.png")
 GUIDES: dict[str, str | dict[str, str]] = {
     "Home": "index.md",
     "The idea": "idea.md",
+    "Without a search": "compress.md",
     "The search": "search.md",
     "Guides": {
         "The command line": "command_line.md",

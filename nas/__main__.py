@@ -21,6 +21,7 @@ FINAL = "python train_final.py" if (ROOT / "train_final.py").exists() else "pyth
 COMMANDS = {
     "python -m nas": "nas.__main__",
     "python -m nas.search": "nas.search.command",
+    "python -m nas.compress": "nas.compress.command",
     "python -m nas.inspect": "nas.inspect",
     "python -m nas.probe": "nas.probe",
     "python -m nas.pick": "nas.pick",

@@ -80,7 +80,15 @@ def test_the_commands_of_the_wheel(command: Command, shared_study: TinyStudy, tm
         place = command("python", "-c", f"import {package}; print({package}.__file__)")
         assert "site-packages" in place and not place.startswith(str(ROOT))
     version = command("python", "-c", "from foundation import __version__; print(__version__)").strip()
-    for program in ("ffn-nas", "ffn-distill", "ffn-train-final", "ffn-export", "ffn-report", "ffn-compare"):
+    for program in (
+        "ffn-nas",
+        "ffn-distill",
+        "ffn-train-final",
+        "ffn-compress",
+        "ffn-export",
+        "ffn-report",
+        "ffn-compare",
+    ):
         assert command(program, "--version") == f"ffn-nas {version}\n"
         assert program in command(program, "--help").splitlines()[0]
     assert "train_final.py" not in command("python", "-m", "nas", "--out", tmp_path)  # the wheel lacks this script

@@ -57,17 +57,20 @@ def parser() -> Parser:
     return result
 
 
+def check(options: argparse.Namespace) -> None:
+    """Raise UserError unless rows are given in one of the ways."""
+    if options.unlabeled is None:
+        check_labeled_rows(options, parser())
+    elif options.task is not None or options.train is not None:
+        raise UserError("--unlabeled cannot be combined with --task or --train: leave one of them out")
+
+
 def config_of(options: argparse.Namespace) -> StudyConfig:
     """The configuration that the options describe.
 
     Raises:
         UserError: an option is wrong, or options do not go together.
     """
-    if options.unlabeled is not None:
-        if options.task is not None or options.train is not None:
-            raise UserError("--unlabeled cannot be combined with --task or --train: leave one of them out")
-    else:
-        check_labeled_rows(options, parser())
     given: dict[str, Any] = {
         "teacher": options.checkpoint,
         "tasks": Given("--task", [options.task or OWN]),
@@ -100,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
 
     def command() -> int:
+        check(options)
         if options.unlabeled is not None:
             return _without_labels(options)
         return _compress(options, config_of(options))
@@ -128,11 +132,14 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
         import json
 
         from rich.console import Console
+        from transformers.utils import logging as transformers_logging
 
         from distill.command.report import show_measurements
         from distill.training.progress import Progress
         from nas.compress.run import CompressRun, compress
 
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     check_new(options.out)
     make(options.out)
     console = Console(highlight=False, soft_wrap=True, stderr=options.json)

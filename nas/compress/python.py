@@ -1,13 +1,15 @@
 """`compress_model`: compress a model and rows that are in memory."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from distill.command.report import show_measurements, write_metrics
 from distill.training.layout import ARCHITECTURE_FILE
@@ -41,7 +43,7 @@ class Compressed:
 
     def table(self, width: int = 120) -> str:
         """The scores, costs and latencies of teacher and student as text."""
-        console = Console(highlight=False, width=width, record=True, quiet=True)
+        console = Console(highlight=False, width=width, record=True, file=StringIO())
         show_measurements(console, self.metrics, "")
         return console.export_text()
 
@@ -93,8 +95,7 @@ def compress_model(
     Raises:
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
-    with ExitStack() as stack:
-        folder = stack.enter_context(scratch_folder())
+    with scratch_folder() as folder, _quiet_transformers():
         if isinstance(model, PreTrainedModel):
             if tokenizer is None:
                 raise CompressError("tokenizer: give that of the model")
@@ -128,6 +129,20 @@ def compress_model(
 
 class CompressError(UserError, ValueError):
     """A model or rows that cannot be compressed."""
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """A context in which transformers shows neither warnings nor progress bars."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def _save_copy(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:

@@ -3,7 +3,8 @@ the teacher's weights, are compensated, and are compared by their fidelity to th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,15 @@ from nas.planning.finalists import ALLOCATED
 from nas.planning.stages import space_of
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
-from nas.preparation.workspace import UntrainedWorkspace
+from nas.preparation.workspace import UntrainedWorkspace, base_of_study
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import SpaceError
 from supernet.compensation.ridge import CompensationError
+
+# A layer chooses among no heads and this many other counts, at most.
+HEAD_COUNTS = 12
+# The expansions beyond those of the preset, which is for a third of the latency.
+LARGE = (Fraction(2, 3), Fraction(5, 6), Fraction(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +53,25 @@ def compress(run: CompressRun, on_progress: ProgressCallback, note: Callable[[st
     Raises:
         UserError: the configuration names what does not exist or cannot work, or nothing is within the budget.
     """
+    run = replace(run, config=fitted(run.config))
     architecture = best_allocation(run.config, run.device, on_progress, note)
     where: dict[str, Any] = {"out": run.out, "device": run.device, "skip_base": True}
     final = FinalRun(config=run.config, architecture=architecture, seed=run.config.seed, **where)
     return train_final(final, on_progress, note)
+
+
+def fitted(config: StudyConfig) -> StudyConfig:
+    """The configuration with as many heads and channels to choose from as its teacher has.
+
+    Raises:
+        UserError: the teacher cannot be read.
+    """
+    base, _ = base_of_study(config)
+    count = min(base.heads, HEAD_COUNTS)
+    heads = tuple(round(number * base.heads / count) for number in range(count + 1))
+    expansions = (*config.space.expansions, *LARGE)
+    changes = {"heads": heads, "expansions": tuple(size for size in expansions if size * base.inner >= 1)}
+    return config.model_copy(update={"space": config.space.model_copy(update=changes)})
 
 
 def best_allocation(

@@ -1,0 +1,171 @@
+"""`python -m nas.compress` and `compress_model`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Value
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from nas.compress.command import config_of, main, parser
+from nas.compress.python import Compressed, CompressError, compress_model
+from nas.compress.rows import RowsError, read_lines, rows_of, write_rows
+from nas.compress.run import fitted
+from nas.config.schema import ConfigError
+from search_spaces import cost
+from tests.nas.tiny_study import TinyStudy, corpus
+
+TOPICS = {"python": "code", "numpy": "numbers"}
+
+
+def rows(count: int = 300) -> list[dict[str, str]]:
+    """Sentences of two libraries, with the name of their topic."""
+    columns = zip(corpus().texts, corpus().sources, strict=True)
+    found = [{"message": text, "topic": TOPICS[source]} for text, source in columns if source in TOPICS]
+    return found[:: len(found) // count][:count]
+
+
+@pytest.fixture(scope="module")
+def compressed(shared_study: TinyStudy) -> Compressed:
+    """The teacher of the tiny study, which is fine-tuned first, with two thirds of its parameters."""
+    columns = {"text": "message", "label": "topic"}
+    limits = {"max_latency": None, "max_params": 12_000, "max_length": 24}
+    steps = {"steps": 4, "finetune_teacher": 40}
+    return compress_model(str(shared_study.teacher), rows(), **columns, **limits, **steps, device="cpu")
+
+
+def test_a_compressed_model(compressed: Compressed, tmp_path: Path) -> None:
+    student = compressed.student
+    size = sum(parameter.numel() for parameter in student.parameters())
+    assert size == cost.params(compressed.architecture, 2) <= 12_000
+    assert student.config.id2label == {0: "code", 1: "numbers"} and not student.training
+    assert set(compressed.metrics["models"]) == {"teacher", "student"}
+    assert "accuracy − teacher's" in compressed.table() and "student" in compressed.table()
+    compressed.save(tmp_path / "student")
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student", trust_remote_code=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "student")
+    given = tokenizer("ba do fi .", return_tensors="pt")
+    given.pop("token_type_ids", None)
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(**given).logits, student(**given).logits)
+
+
+def test_a_model_in_memory_is_not_changed(compressed: Compressed, shared_study: TinyStudy) -> None:
+    """Only compensated, and given as a model in train mode."""
+    model = compressed.student.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CompressError, match="tokenizer: give that of the model"):
+        compress_model(model, rows())
+    model.eval()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_kinds_of_rows() -> None:
+    expected = rows(20)
+    assert rows_of(expected) == expected
+    assert rows_of(pandas.DataFrame(expected)) == expected
+    assert rows_of(Dataset.from_list(expected)) == expected
+    features = Features({"message": Value("string"), "topic": ClassLabel(names=["code", "numbers"])})
+    numbered = [{**row, "topic": ["code", "numbers"].index(row["topic"])} for row in expected]
+    assert rows_of(Dataset.from_list(numbered, features=features)) == expected
+    with pytest.raises(RowsError, match="rows must be a Dataset, a data frame or a list of dictionaries, not int"):
+        rows_of(3)
+    with pytest.raises(RowsError, match="row 0 must be a dictionary, not str"):
+        rows_of(["a"])
+
+
+def test_rows_that_are_held_out(tmp_path: Path) -> None:
+    train, dev = (
+        [json.loads(line)["number"] for line in file.read_text().splitlines()]
+        for file in write_rows(tmp_path, [{"number": number} for number in range(25)])
+    )
+    assert dev == [9, 19] and sorted(train + dev) == list(range(25))
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "said"),
+    [
+        ([], {}, "train: there are no rows"),
+        ([{"text": "a"}], {}, "train: there is no column 'sentence'; there are 'text'"),
+        ([{"sentence": "a"}], {}, "train: there is no column 'label'; there are 'sentence'"),
+    ],
+)
+def test_rows_without_the_columns(data: Any, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(CompressError, match=said):
+        compress_model("bert-base-uncased", data, **settings)
+
+
+def test_texts_without_labels(tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("\n".join(f"line {number}\n" for number in range(12)))
+    assert read_lines(tmp_path / "texts") == [f"line {number}" for number in range(12)]
+    (tmp_path / "few").write_text("one\ntwo\n")
+    with pytest.raises(RowsError, match="few: 2 lines of text are too few; at least 10 are needed"):
+        read_lines(tmp_path / "few")
+    with pytest.raises(RowsError, match="none: No such file or directory"):
+        read_lines(tmp_path / "none")
+
+
+def test_the_choices_are_those_of_the_teacher(shared_study: TinyStudy) -> None:
+    words = [str(shared_study.teacher), "--task", "library", "--out", "x", "--max-length", "24"]
+    config = fitted(config_of(parser().parse_args(words)))
+    assert config.space.heads == (0, 1, 2, 3, 4)
+    assert min(config.space.expansions) * 64 >= 1 and max(config.space.expansions) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name the rows by --task NAME, or by --train FILE and --dev FILE"),
+        (["--task", "sst2", "--unlabeled", "x"], "--unlabeled cannot be combined with --task or --train"),
+        (["--train", "x"], "--train needs --dev FILE"),
+        (["--task", "library", "--max-params", "many"], "--max-params: "),
+        (["--task", "library", "--max-latency", "fast"], "--max-latency"),
+        (["--task", "nothing"], "nothing"),
+        (["--unlabeled", "nothing.txt"], "nothing.txt: No such file or directory"),
+    ],
+)
+def test_mistakes(
+    words: list[str], said: str, shared_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(shared_study.teacher), "--out", str(tmp_path / "out"), "--max-length", "24", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_within_the_budget(shared_study: TinyStudy) -> None:
+    with pytest.raises(ConfigError, match="max_params"):
+        compress_model(
+            str(shared_study.teacher),
+            rows(),
+            text="message",
+            label="topic",
+            max_latency=None,
+            max_params=100,
+            max_length=24,
+            finetune_teacher=40,
+            device="cpu",
+        )
+
+
+@pytest.mark.slow
+def test_the_command(shared_study: TinyStudy, compressed: Compressed, tmp_path: Path) -> None:
+    """With labels, and without, where the teacher's predictions are learned."""
+    (tmp_path / "texts.txt").write_text("\n".join(row["message"] for row in rows()))
+    for name, data in (("train", rows()[:250]), ("dev", rows()[250:])):
+        pandas.DataFrame(data).to_csv(tmp_path / f"{name}.csv", index=False)
+    files = ("--train", tmp_path / "train.csv", "--dev", tmp_path / "dev.csv", "--text", "message", "--label", "topic")
+    always = ("--max-length", "24", "--steps", "0", "--device", "cpu", "--json", "--max-latency", "0.9x")
+    teacher = tmp_path / "teacher"
+    labels = {"id2label": {0: "code", 1: "numbers"}, "label2id": {"code": 0, "numbers": 1}}
+    AutoModelForSequenceClassification.from_pretrained(shared_study.teacher, **labels).save_pretrained(teacher)
+    AutoTokenizer.from_pretrained(shared_study.teacher).save_pretrained(teacher)
+    for name, words in {
+        "labels": (shared_study.teacher, "--finetune-teacher", "40", *files),
+        "texts": (teacher, "--unlabeled", tmp_path / "texts.txt"),
+    }.items():
+        result = shared_study.run("-m", "nas.compress", *words, *always, "--out", tmp_path / name)
+        assert result.returncode == 0, result.stderr
+        assert set(json.loads(result.stdout)["models"]) == {"teacher", "student"}
+        assert (tmp_path / name / "architecture.json").exists()
