@@ -1,7 +1,7 @@
 """Makes small encoders of types of which no package brings weights: MiniLM is distilled into them.
 
-A student of another type has MiniLM's sizes, vocabulary and word embedding. It learns the last hidden states of MiniLM
-on the embedded text by their mean square error; the cosine of the states of held-out sentences says how well. Each is
+Each encoder has MiniLM's sizes, vocabulary and word embedding. It learns the last hidden states of MiniLM on the text
+of this installation by their mean square error; the cosine of the states of held-out sentences says how well. It is
 saved in a folder of --out, with MiniLM's tokenizer, as a teacher for a search (`--teacher`).
 """
 
@@ -13,33 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import CONFIG_MAPPING, AutoModel, get_linear_schedule_with_warmup
+from transformers import (
+    AutoModel,
+    DebertaV2Config,
+    EuroBertConfig,
+    ModernBertConfig,
+    get_linear_schedule_with_warmup,
+)
 
 from benchmarks.common import Report
 from distill.encoders.family import family_of
 from distill.encoders.student.anatomy import SIZES
-from distill.encoders.student.families import FAMILIES
 from distill.tasks.corpora import embedded_corpus
 from distill.training.loop import make_accelerator
 from distill.training.teacher import load_tokenizer, load_unchanged
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-# What a type has beside MiniLM's sizes: what its published models have, with tables for shorter texts. An FFN with a
-# gate has two thirds of the inner width, and so as many parameters.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "modernbert": {"intermediate_size": 1024, "local_attention": 32, "max_position_embeddings": 512},
-    "eurobert": {"intermediate_size": 1024, "num_key_value_heads": 4, "max_position_embeddings": 512},
-    "deberta-v2": {
-        **{"relative_attention": True, "position_biased_input": False, "max_relative_positions": -1},
-        **{"position_buckets": 64, "pos_att_type": ["p2c", "c2p"], "share_att_key": True},
-        **{"norm_rel_ebd": "layer_norm", "type_vocab_size": 0},
-    },
-}
+TYPES = [config.model_type for config in (ModernBertConfig, EuroBertConfig, DebertaV2Config)]
 HELD_OUT, LENGTH, BATCH = 512, 64, 32
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--types", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: %(default)s")
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=3000, help="of training; default: %(default)s")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder for the encoders")
 
@@ -54,20 +49,23 @@ def run(options: Namespace, report: Report) -> None:
         return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
     held_out = [batch(texts[first : first + BATCH]) for first in range(0, HELD_OUT, BATCH)]
-    accelerator = make_accelerator("cpu")
+    accelerator, configs = make_accelerator("cpu"), _configs(minilm, tokenizer)
+    training = texts[HELD_OUT:]
     cosines: dict[str, float] = {}
     for model_type in options.types:
         torch.manual_seed(0)
-        model = _untrained(model_type, minilm, tokenizer)
+        model = _untrained(configs[model_type], minilm)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
         schedule = get_linear_schedule_with_warmup(optimizer, options.steps // 20, options.steps)
         for step in range(options.steps):
-            given = batch(random.Random(step + 1).sample(texts[HELD_OUT:], BATCH))
+            given = batch(random.Random(step + 1).sample(training, BATCH))
             with accelerator.autocast():
                 states = [each(**given).last_hidden_state.float() for each in (minilm, model.train())]
             valid_BT = given["attention_mask"].bool()
             functional.mse_loss(states[1][valid_BT], states[0][valid_BT]).backward()
-            optimizer.step(), schedule.step(), optimizer.zero_grad()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
             if (step + 1) % 500 == 0 or step + 1 == options.steps:
                 report.progress(f"{model_type}, step {step + 1}: cosine {_cosine(model, minilm, held_out):.4f}")
         cosines[model_type] = _cosine(model, minilm, held_out)
@@ -77,16 +75,47 @@ def run(options: Namespace, report: Report) -> None:
     report.save({"cosines": cosines}, seeds=[0])
 
 
-def _untrained(model_type: str, minilm: Any, tokenizer: Any) -> Any:
-    """A model of this type with the sizes and the word embedding of MiniLM, otherwise with random weights."""
-    keys = FAMILIES[model_type].sizes
-    sizes = {keys[name]: getattr(minilm.config, key) for name, key in SIZES.items() if name in keys}
-    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}
-    others = {"pad_token_id": ids["pad_token_id"], "bos_token_id": ids["cls_token_id"]}
-    others |= {"eos_token_id": ids["sep_token_id"]}
-    known = set(CONFIG_MAPPING[model_type]().to_dict())
-    others |= {name: number for name, number in ids.items() if name in known}
-    model = AutoModel.from_config(CONFIG_MAPPING[model_type](**{**sizes, **others, **SETTINGS[model_type]}))
+def _configs(minilm: Any, tokenizer: Any) -> dict[str, Any]:
+    """Configurations with the sizes of MiniLM, by their types, and otherwise with what the published models of these
+    types have. An FFN with a gate has two thirds of the inner width, and so as many parameters.
+    """
+    sizes: Any = {
+        key: getattr(minilm.config, key) for name, key in SIZES.items() if name not in ("inner", "token_types")
+    }
+    inner = getattr(minilm.config, SIZES["inner"])
+    first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+    ids: Any = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": first, "eos_token_id": last}
+    found = (
+        ModernBertConfig(
+            **sizes, **ids, cls_token_id=first, sep_token_id=last, intermediate_size=inner * 2 // 3, local_attention=32
+        ),
+        EuroBertConfig(
+            **sizes,
+            **ids,
+            mask_token_id=tokenizer.mask_token_id,
+            intermediate_size=inner * 2 // 3,
+            num_key_value_heads=4,
+        ),
+        DebertaV2Config(
+            **sizes,
+            **ids,
+            intermediate_size=inner,
+            type_vocab_size=0,
+            relative_attention=True,
+            position_biased_input=False,
+            max_relative_positions=-1,
+            position_buckets=64,
+            pos_att_type=["p2c", "c2p"],
+            share_att_key=True,
+            norm_rel_ebd="layer_norm",
+        ),
+    )
+    return {config.model_type: config for config in found}
+
+
+def _untrained(config: Any, minilm: Any) -> Any:
+    """A model with this configuration and the word embedding of MiniLM, otherwise with random weights."""
+    model = AutoModel.from_config(config)
     words = model.get_submodule(family_of(model).words)
     words.weight.data.copy_(minilm.get_input_embeddings().weight)
     return model

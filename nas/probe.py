@@ -4,7 +4,7 @@
 
 The model is compared with the supported types: whether it has the modules and settings of such a type; whether it
 computes what it should with some of its heads or channels, and with its FFNs replaced; whether its student computes the
-same; and whether it has as many parameters as are counted. All of this on a short sentence.
+same; and whether it has as many parameters as are counted. Computations are compared on one short sentence.
 """
 
 import sys
@@ -23,10 +23,10 @@ from distill.encoders.student.anatomy import Family
 from distill.encoders.student.families import FAMILIES
 from distill.encoders.students import add_family
 from distill.encoders.verify import TOLERANCE, verify
-from distill.training.teacher import TeacherError, load_config, load_unchanged, locate
+from distill.training.teacher import TeacherError, add_described, load_config, load_unchanged, locate
 from distill.training.weights import UNREADABLE, load_weights
 from foundation.errors import UserError, reason
-from foundation.extensions import VARIABLE, load_extensions
+from foundation.extensions import VARIABLE
 from search_spaces import Architecture, cost
 from supernet.build import base_of_teacher, from_teacher
 
@@ -51,13 +51,20 @@ def probe(source: str) -> str:
         UserError: it is built like no supported type.
     """
     try:
+        add_described(source)
         config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
+    except TeacherError:
+        raise
     except UNREADABLE as error:
         raise TeacherError(f"no model at {source!r} ({reason(error)})") from None
     model_type = config.model_type
     if model_type in supported(students=True):
+        if FAMILIES[model_type].students_of:
+            return (
+                f"{source} is a student of a model of type {FAMILIES[model_type].students_of!r}; they are not verified"
+            )
         model = load_unchanged(source)
-        if fault := "" if family_of(model).students_of else fault_of(model):
+        if fault := fault_of(model):
             raise UserError(f"the model {source!r} is of type {model_type!r}, which is supported, but {fault}")
         return f"{source} is of type {model_type!r}, which is supported; {VERIFIED}"
     unlike: dict[str, list[str]] = {}
@@ -143,7 +150,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
 
     def run() -> int:
-        load_extensions()
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         print(probe(options.checkpoint))

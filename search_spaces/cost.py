@@ -221,7 +221,8 @@ def head_macs(
     outputs = head.outputs or num_labels
     if head.vocabulary:
         if embedding.rank is not None and base.tied:
-            return tokens * (base.width**2 + embedding.rank * (base.width + base.vocabulary))
+            before = base.width**2 * base.dense_word_head
+            return tokens * (before + embedding.rank * (base.width + base.vocabulary))
         inner = base.embedding or base.width
         return tokens * inner * (base.width * base.dense_word_head + base.vocabulary)
     if not head.pooled:

@@ -45,14 +45,14 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
 }
 
 
-def of_family(family: Family) -> dict[str, Any]:
+def fields_of_family(family: Family) -> dict[str, Any]:
     """The fields of a base that follow from the family alone."""
     names = ("pre_norm", "biases", "norm_biases", "first_norm", "dense_heads", "dense_word_head")
     return {"embeddings_norm": bool(family.embeddings_norm)} | {name: getattr(family, name) for name in names}
 
 
-def of_heads(config: Any) -> dict[str, Any]:
-    """The fields of a base that say how a model with this configuration uses its heads."""
+def fields_of_heads(config: Any) -> dict[str, Any]:
+    """The fields of a base that say how prediction heads pool, and whether the output embedding is tied."""
     return {
         "late_pooling": getattr(config, "classifier_pooling", None) == "late",
         "tied": getattr(config, "tie_word_embeddings", True),
@@ -108,7 +108,7 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         of = f"students of encoders of the type {family.students_of!r}"
         return BuildError(f"{name} is {value}: {of} cannot have it")
 
-    for key, name in family.separate.items():
+    for key, name in family.unshared.items():
         setattr(config, key, getattr(base, name))
     for name, key in OF_SOME_FAMILIES.items():
         value = attrgetter(name)(architecture)
@@ -118,7 +118,7 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
             raise refused(name, value)
     if base.token_types and "token_types" not in family.sizes:
         raise refused("base.token_types", base.token_types)
-    wanted = of_family(family)
+    wanted = fields_of_family(family)
     if template is not None:
         wanted["relative_positions"] = family.relative_positions(template)
     for name, value in wanted.items():
@@ -142,6 +142,8 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
             kept: Any = getattr(template, name, None)
             if hasattr(template, name) and (name != "layer_types" or len(kept) == base.depth):
                 setattr(config, name, kept)
+    if fault := family.fault(config):
+        raise BuildError(f"students of encoders of the type {family.students_of!r}: {fault}")
     return config
 
 
@@ -270,7 +272,7 @@ def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:
     sizes: dict[str, Any] = {field: family.size(config, field) for field in {**SIZES, **family.sizes}}
     embedding = family.embedding(config)
     sizes |= {"relative_positions": family.relative_positions(config)}
-    sizes |= of_heads(config) | of_family(family)
+    sizes |= fields_of_heads(config) | fields_of_family(family)
     base = Base(**sizes, embedding=embedding, trigrams=embedding is None, gelu=gelu)
     return base, base_graph(activation, bool(family.gate))
 

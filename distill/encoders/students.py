@@ -40,8 +40,8 @@ def add_family(family: Family) -> None:
     Raises:
         KeyError: transformers has no such type.
     """
-    add(family)
     _register(family.model_type)
+    add(family)
 
 
 def student_family(template: Any = None) -> Family:

@@ -14,8 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from distill.encoders import students as registered  # their classes, with transformers
 from distill.encoders.family import family_of, supported
-from distill.encoders.separate import separate_config
 from distill.encoders.student.anatomy import Family
+from distill.encoders.unshare import unshare_config
 from distill.encoders.verify import verify
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
@@ -60,7 +60,7 @@ def load_config(source: str, students: bool = False) -> Any:
             "(merge_and_unload of peft), save that, and give its folder"
         )
     try:
-        _add_described(source)
+        add_described(source)
         config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
     except TeacherError:
         raise
@@ -84,15 +84,15 @@ def load_config(source: str, students: bool = False) -> Any:
     except WeightsError as error:
         raise TeacherError(f"the model {source!r} is damaged: {error}") from None
     try:
-        separate_config(config)
+        unshare_config(config)
     except ValueError as error:
-        raise TeacherError(f"the model {source!r} is damaged: config.json: {error}") from None
+        raise TeacherError(f"the model {source!r}: {error}; such models are not supported") from None
     # Chunks save memory and change no result, but they require lengths that they divide.
     config.chunk_size_feed_forward = 0
     return config
 
 
-def _add_described(source: str) -> None:
+def add_described(source: str) -> None:
     """Support the type of a student whose configuration describes it.
 
     Raises:
@@ -102,10 +102,9 @@ def _add_described(source: str) -> None:
     config = json.loads(file.read_bytes()) if file.is_file() else None
     if not isinstance(config, dict):
         return
-    described = config.get("family")
-    if described and described["model_type"] not in supported():
+    model_type, described = config.get("model_type"), config.get("family")
+    if isinstance(described, dict) and model_type not in supported(students=True):
         registered.add_family(Family.from_description(described))
-    model_type = config.get("model_type")
     if "auto_map" in config and model_type not in (*CONFIG_MAPPING_NAMES, *supported(students=True)):
         raise TeacherError(
             f"the model {source!r} is of type {shortened(model_type)}, which transformers does not have, and its "
@@ -293,12 +292,13 @@ def finetune(
     checkpoint: Checkpoint | None = None,
     score: Callable[[PreTrainedModel], float] | None = None,
 ) -> PreTrainedModel:
-    """Fine-tune a pre-trained encoder on labeled batches; returns it in evaluation mode with frozen weights.
+    """Fine-tune a pre-trained encoder on labeled batches; returns it in evaluation mode with frozen weights. Without
+    any steps, it must have a trained head for these classes.
 
     Arguments and errors are as in `distill.training.loop.train`; `score` evaluates the model that it is given.
     """
     torch.manual_seed(seed)
-    model = load_model(source, labels, task_type)
+    model = load_model(source, labels, task_type, new_head=recipe.steps > 0)
     train(
         model,
         batches,

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from distill.encoders.family import family_of
-from distill.encoders.separate import separated, shared_config
+from distill.encoders.unshare import shared_config, unshared
 from foundation.errors import UserError, reason, shortened
 from foundation.files import read_json
 from search_spaces.base import LARGEST, MAY_BE_ZERO
@@ -115,7 +115,7 @@ def load_weights(model_class: Any, source: str, config: Any, *, strict: bool = F
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise WeightsError(f"{name} has values that are not finite")
-    return separated(model, config), info
+    return unshared(model, config), info
 
 
 def _needed(model: PreTrainedModel, name: str, strict: bool) -> bool:

@@ -1,1 +1,1 @@
-"""A smaller student in a minute or two, without a search."""
+"""A smaller student in a few minutes, without a search."""

@@ -4,9 +4,9 @@
     python -m nas.compress CHECKPOINT --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
     python -m nas.compress CHECKPOINT --unlabeled FILE --out DIR
 
-CHECKPOINT has been fine-tuned on the task, or is so first (--finetune-teacher). Heads, channels and layers are
-allocated exactly within the budget; the student inherits its weights, is compensated and then trained briefly. Without
-labels it learns the predictions of the teacher, and the score is how often it makes the same.
+CHECKPOINT must be fine-tuned on the task; otherwise, use --finetune-teacher. Heads, channels and layers are allocated
+within the budget by integer programming; the student inherits its weights, is compensated and then trained briefly.
+Without labels it learns the predictions of the teacher, and the score is its agreement with them.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 from distill.cli import DONE, Parser, add_device_option, add_output_options, interruptible
 from distill.command.folder import check_new, make
-from distill.command.options import add_rows_options, check_labeled_rows
+from distill.command.options import OF_OWN_ROWS, add_rows_options, check_labeled_rows, check_own_rows, flag
 from distill.training.progress import loading
 from foundation.errors import UserError
 from nas.config.load import Given, load_config
@@ -37,7 +37,7 @@ def parser() -> Parser:
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder for the student and metrics.json")
     rows = result.add_argument_group("rows")
     add_rows_options(rows)
-    rows.add_argument("--unlabeled", type=Path, metavar="FILE", help="a .txt file with a text in each line")
+    rows.add_argument("--unlabeled", type=Path, metavar="FILE", help="a text file, one text in each line")
     budget = result.add_argument_group("budget")
     latency = "limit on the latency, or its fraction of the teacher's (default: 1/3x)"
     budget.add_argument("--max-latency", metavar="12ms|0.3x", help=latency)
@@ -47,7 +47,7 @@ def parser() -> Parser:
     budget.add_argument("--runtime", metavar="torch|onnx|onnx-int8", help=runtime)
     budget.add_argument("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
     training = result.add_argument_group("training")
-    steps = "training steps of the student; 0: only compensated (default: the preset's, 250)"
+    steps = "training steps of the student; 0: only the least-squares refit (default: 250)"
     training.add_argument("--steps", type=int, metavar="N", help=steps)
     first = "first fine-tune the teacher on the rows for this many steps (default: 0)"
     training.add_argument("--finetune-teacher", type=int, metavar="STEPS", help=first)
@@ -61,8 +61,13 @@ def check(options: argparse.Namespace) -> None:
     """Raise UserError unless rows are given in one of the ways."""
     if options.unlabeled is None:
         check_labeled_rows(options, parser())
-    elif options.task is not None or options.train is not None:
+        return
+    if options.task is not None or options.train is not None:
         raise UserError("--unlabeled cannot be combined with --task or --train: leave one of them out")
+    check_own_rows(options, parser(), OF_OWN_ROWS)
+    for name in ("data", "finetune_teacher"):
+        if getattr(options, name) is not None:
+            raise UserError(f"{flag(name)} cannot be combined with --unlabeled: leave it out")
 
 
 def config_of(options: argparse.Namespace) -> StudyConfig:
@@ -118,6 +123,7 @@ def _without_labels(options: argparse.Namespace) -> int:
         from nas.compress.rows import predicted_labels, read_lines, write_rows
 
     check_new(options.out)
+    config_of(options)  # before the texts are labeled
     texts = read_lines(options.unlabeled)
     labels = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
     with scratch_folder() as folder:

@@ -1,8 +1,9 @@
 """`compress_model`: compress a model and rows that are in memory."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import load_tokenizer, load_unchanged
 from foundation.errors import UserError
-from foundation.files import save_pretrained, scratch_folder, write_text
+from foundation.files import save_pretrained, scratch_folder
 from nas.compress.command import OWN, PRESET
-from nas.compress.rows import rows_of, write_rows
+from nas.compress.rows import HELD_OUT, rows_of, write_rows
 from nas.compress.run import CompressRun, compress
 from nas.config.load import load_config
 from search_spaces.architecture import Architecture
@@ -39,7 +40,6 @@ class Compressed:
     tokenizer: Any
     architecture: Architecture
     metrics: Mapping[str, Any]
-    _config: str = field(repr=False)
 
     def table(self, width: int = 120) -> str:
         """The scores, costs and latencies of teacher and student as text."""
@@ -52,7 +52,6 @@ class Compressed:
         folder = Path(folder)
         save_pretrained(folder, self.student, self.tokenizer)
         self.architecture.save(folder / ARCHITECTURE_FILE)
-        write_text(folder / "config.toml", self._config)
         write_metrics(folder, self.metrics)
 
 
@@ -66,9 +65,11 @@ def compress_model(
     pair: str | None = None,
     label: str = "label",
     regression: bool = False,
-    max_latency: str | None = "1/3x",
+    max_latency: str | None = None,
     max_params: int | None = None,
+    max_size: str | None = None,
     runtime: str = "torch",
+    threads: int | None = None,
     steps: int = 250,
     finetune_teacher: int = 0,
     max_length: int = 128,
@@ -85,9 +86,10 @@ def compress_model(
         tokenizer: of a `model` that is no folder or name.
         text, pair, label: the columns of the sentence, of a second one, and of the class or number.
         regression: whether the labels are numbers.
-        max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's; None: there is none.
-        max_params: the limit on the parameters.
-        runtime: in what the student will run: "torch", "onnx" or "onnx-int8".
+        max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's. If no limit is given at all,
+            it is "1/3x".
+        max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
+        runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
         steps: training steps of the student; 0: it is only compensated.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         on_progress: called with the current piece of work and the fraction of it that is done.
@@ -99,10 +101,20 @@ def compress_model(
         if isinstance(model, PreTrainedModel):
             if tokenizer is None:
                 raise CompressError("tokenizer: give that of the model")
+        elif not isinstance(model, str | Path):
+            raise CompressError(
+                f"model: must be a model of transformers, a folder or a name, not {type(model).__name__}"
+            )
+        elif tokenizer is not None:
+            raise CompressError("tokenizer: a folder or name has its own; leave it out")
+        if isinstance(model, PreTrainedModel):
             _save_copy(model, tokenizer, folder / "teacher")
         source = str(folder / "teacher") if isinstance(model, PreTrainedModel) else str(model)
         rows = rows_of(train), None if dev is None else rows_of(dev)
-        _check_columns(rows[0], "train", (text, *([pair] if pair else ()), label))
+        for name, given in zip(("train", "dev"), rows, strict=True):
+            _check_columns(given, name, (text, *([pair] if pair else ()), label))
+        if rows[1] is None and len(rows[0]) < 2 * HELD_OUT:
+            raise CompressError(f"train: {len(rows[0])} rows are too few to hold every tenth out; give dev, too")
         files = write_rows(folder, *rows)
         table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}
         settings = {
@@ -111,20 +123,22 @@ def compress_model(
             "rows": {OWN: table | ({"pair": pair} if pair else {})},
             "max_length": max_length,
             "seed": seed,
-            "space.max_latency": max_latency,
+            "space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency,
             "space.max_params": max_params,
+            "space.max_size": max_size,
             "deployment.runtime": runtime,
+            "deployment.threads": threads,
             "final.steps": steps,
             "finetune.steps": finetune_teacher,
         }
         config = load_config(PRESET, settings)
         out = folder / "student"
-        metrics = compress(CompressRun(config=config, out=out, device=device), on_progress, lambda line: None)
+        metrics = compress(CompressRun(config=config, out=out, device=device), on_progress, warnings.warn)
         if metrics is None:
             raise CompressError("only the first of several processes has a result")
         student = load_unchanged(str(out)).eval()
         architecture = Architecture.load(out / ARCHITECTURE_FILE)
-        return Compressed(student, load_tokenizer(str(out)), architecture, metrics, config.to_toml())
+        return Compressed(student, load_tokenizer(str(out)), architecture, metrics)
 
 
 class CompressError(UserError, ValueError):
@@ -152,9 +166,15 @@ def _save_copy(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _check_columns(rows: list[dict[str, Any]], name: str, columns: Iterable[str]) -> None:
+def _check_columns(rows: list[dict[str, Any]] | None, name: str, columns: Sequence[str]) -> None:
+    """Raise CompressError unless there are rows, all with these columns; None stands for no rows at all."""
+    if rows is None:
+        return
     if not rows:
         raise CompressError(f"{name}: there are no rows")
-    for column in columns:
-        if column not in rows[0]:
-            raise CompressError(f"{name}: there is no column {column!r}; there are {', '.join(map(repr, rows[0]))}")
+    for number, row in enumerate(rows):
+        for column in columns:
+            if column not in row:
+                raise CompressError(
+                    f"{name}: row {number} has no column {column!r}; it has {', '.join(map(repr, row))}"
+                )

@@ -1,15 +1,16 @@
-"""Rows that are given in memory, as files of a task."""
+"""The rows to compress with: from memory, or from a text file with predicted labels."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas
 import torch
 
 from distill.tasks.types import CLASSIFICATION, task_type_of
 from distill.training.loop import make_accelerator
-from distill.training.teacher import load_tokenizer, load_unchanged
+from distill.training.teacher import check_positions, load_tokenizer, load_unchanged
 from foundation.errors import UserError
 
 # Every tenth row is measured on, if there are no others.
@@ -43,7 +44,7 @@ def rows_of(data: Any) -> list[dict[str, Any]]:
     Raises:
         RowsError: it is none of these.
     """
-    if hasattr(data, "to_dict") and hasattr(data, "columns") and not hasattr(data, "features"):
+    if isinstance(data, pandas.DataFrame):
         return list(data.to_dict("records"))
     names = {
         column: feature.names
@@ -56,6 +57,9 @@ def rows_of(data: Any) -> list[dict[str, Any]]:
     for row in data:
         if not isinstance(row, Mapping):
             raise RowsError(f"row {len(rows)} must be a dictionary, not {type(row).__name__}")
+        for column in names.keys() & row.keys():
+            if row[column] not in range(len(names[column])):
+                raise RowsError(f"row {len(rows)} has no label in the column {column!r}, but {row[column]!r}")
         rows.append({column: names[column][value] if column in names else value for column, value in row.items()})
     return rows
 
@@ -81,6 +85,7 @@ def predicted_labels(source: str, texts: Sequence[str], max_length: int, device:
         RowsError: the model classifies no sentences, or predicts the same class for all of them.
     """
     model, tokenizer = load_unchanged(source).eval(), load_tokenizer(source)
+    check_positions(source, model.config, max_length, "--max-length")
     task_type = task_type_of(model)
     if task_type is None or task_type.name != CLASSIFICATION:
         raise RowsError(f"the model {source!r} is no classifier of sentences: rows without labels need one")

@@ -1,5 +1,6 @@
-"""Compresses a model without a search. The exact allocations of heads, channels and layers within the budget inherit
-the teacher's weights, are compensated, and are compared by their fidelity to the teacher; the best one is trained.
+"""Compresses a model without a search. Up to three allocations of heads, channels and layers by integer programming and
+one by global importance, all within the budget, inherit the teacher's weights and are compensated; the one with the
+highest fidelity to the teacher is trained.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.training.progress import ProgressCallback
+from distill.training.teacher import labels_of, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.untrained import UntrainedEvaluator
 from nas.final.run import FinalRun, train_final
@@ -23,10 +25,10 @@ from search_spaces.architecture import Architecture
 from search_spaces.spaces import SpaceError
 from supernet.compensation.ridge import CompensationError
 
-# A layer chooses among no heads and this many other counts, at most.
+# The largest number of counts of heads that a layer chooses from, apart from no heads.
 HEAD_COUNTS = 12
-# The expansions beyond those of the preset, which is for a third of the latency.
-LARGE = (Fraction(2, 3), Fraction(5, 6), Fraction(1))
+# The expansions of the preset end at 1/2; larger budgets need these.
+WIDER = (Fraction(2, 3), Fraction(5, 6), Fraction(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +57,20 @@ def compress(run: CompressRun, on_progress: ProgressCallback, note: Callable[[st
     """
     run = replace(run, config=fitted(run.config))
     architecture = best_allocation(run.config, run.device, on_progress, note)
-    where: dict[str, Any] = {"out": run.out, "device": run.device, "skip_base": True}
-    final = FinalRun(config=run.config, architecture=architecture, seed=run.config.seed, **where)
+    final = FinalRun(
+        config=run.config,
+        architecture=architecture,
+        out=run.out,
+        seed=run.config.seed,
+        device=run.device,
+        skip_base=True,
+    )
     return train_final(final, on_progress, note)
 
 
 def fitted(config: StudyConfig) -> StudyConfig:
-    """The configuration with as many heads and channels to choose from as its teacher has.
+    """The configuration with as many heads and channels to choose from as its teacher has, and with the classes of a
+    teacher that is kept as it is, in their order, for the user's own rows.
 
     Raises:
         UserError: the teacher cannot be read.
@@ -69,9 +78,14 @@ def fitted(config: StudyConfig) -> StudyConfig:
     base, _ = base_of_study(config)
     count = min(base.heads, HEAD_COUNTS)
     heads = tuple(round(number * base.heads / count) for number in range(count + 1))
-    expansions = (*config.space.expansions, *LARGE)
+    expansions = (*config.space.expansions, *WIDER)
     changes = {"heads": heads, "expansions": tuple(size for size in expansions if size * base.inner >= 1)}
-    return config.model_copy(update={"space": config.space.model_copy(update=changes)})
+    space = config.space.model_copy(update=changes)
+    rows = dict(config.rows)
+    if config.task in rows and not rows[config.task].regression and config.finetune.steps == 0:
+        labels = labels_of(load_config(config.teacher))
+        rows[config.task] = rows[config.task].model_copy(update={"labels": labels or None})
+    return config.model_copy(update={"space": space, "rows": rows})
 
 
 def best_allocation(
@@ -94,8 +108,11 @@ def best_allocation(
     assert workspace.compensation is not None  # the preset's inheritance
     losses = PredictedLosses.load(workspace.compensation.predictions, base, graph)
     on_progress("allocating heads, channels and layers", None)
-    candidates = {"global importance": globally_important(space, graph, workspace)}
-    candidates |= dict(zip(ALLOCATED, allocations(space, losses, len(ALLOCATED)), strict=False))
+    candidates = dict(zip(ALLOCATED, allocations(space, losses, len(ALLOCATED)), strict=False))
+    if space.within_budget(important := globally_important(space, graph, workspace)):
+        candidates["global importance"] = important
+    if not candidates:
+        raise ConfigError("the solver found no student within the limits: raise them")
     evaluator = UntrainedEvaluator(UntrainedWorkspace((workspace,), config.stage1.rows, by_fidelity=True), device)
     scores: dict[str, float] = {}
     for name, architecture in candidates.items():
@@ -107,5 +124,5 @@ def best_allocation(
     if not scores:
         raise ConfigError("no allocation can be compensated: the teacher's activations are not finite")
     best = max(scores, key=lambda name: scores[name])
-    note(f"{best}: fidelity {scores[best]:.4f} before training")
+    on_progress(f"{best}: fidelity {scores[best]:.4f} before training", None)
     return candidates[best]

@@ -35,6 +35,7 @@ class RowsTable(Table):
         pair: the column of the second sentence, if there is one.
         label: the column of the class or, with `regression`, of the number.
         regression: whether the task is to predict a number.
+        labels: the names of the classes in the order of the teacher's outputs; None: those that occur, sorted.
     """
 
     train: str
@@ -43,6 +44,7 @@ class RowsTable(Table):
     pair: str | None = None
     label: str = "label"
     regression: bool = False
+    labels: tuple[str, ...] | None = None
 
 
 class BaseTable(Table):
@@ -54,7 +56,7 @@ class BaseTable(Table):
         heads: attention heads.
         inner: the inner width of the FFNs at expansion 1.
         embedding: the width of a factorized embedding: of trigrams, as in MobileBERT, for students of BERT, and of
-            words for students of ELECTRA; None: an ordinary embedding.
+            words for students of ELECTRA and ALBERT; None: an ordinary embedding.
     """
 
     depth: int

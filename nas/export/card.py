@@ -18,10 +18,8 @@ from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
 from nas.export.latency import STUDENT, LatencyReport
 from nas.export.ordinary import remaining_layers
 
-# The first versions of transformers with which exported students load, and the next major one; tested are 5.1.0, 5.2.0,
-# 5.10.4, 5.23.0 and 5.24.0. Some types came later.
-OLDEST, NEXT = "5.1", "6"
-LATER = {**dict.fromkeys(("eurobert", "jina_embeddings_v3", "nomic_bert"), "5.10.4"), "gte": "5.23"}
+# The version of transformers with which exported students may no longer load.
+NEXT = "6"
 USE = """\
 ```python
 from transformers import {auto}, AutoTokenizer, pipeline
@@ -121,7 +119,7 @@ class Card:
         outputs = ", ".join(f"`{labels[number]}`" for number in range(len(labels)))
         classes = f" Its outputs are {outputs}." if len(labels) <= 50 else ""
         code = USE.format(auto=auto, name=self.name, trust=trust, pipeline=pipeline)
-        oldest = LATER.get(str(family_of(self.checkpoint.model).students_of), OLDEST)
+        oldest = ".".join(map(str, family_of(self.checkpoint.model).since))
         return f"## Use\n\n{code}\n{why}{classes} It loads with transformers >={oldest},<{NEXT}."
 
     def _results(self) -> str:

@@ -98,12 +98,12 @@ def run(final: FinalRun) -> int:
     return DONE
 
 
-def train_final(final: FinalRun, on_progress: ProgressCallback, warn: Callable[[str], None]) -> dict[str, Any] | None:
+def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[str], None]) -> dict[str, Any] | None:
     """Train the student and, unless it is skipped, the base model; evaluate both and the teacher; write the checkpoint.
     Returns the content of metrics.json; None in all processes but the first.
 
     Args:
-        warn: called with each line that is more than progress.
+        note: called with each line that is more than progress.
 
     Raises:
         UserError: the configuration, the architecture and the output folder do not fit together, packages for the
@@ -126,7 +126,7 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, warn: Callable[[
     architectures = {STUDENT: architecture}
     if not final.skip_base:
         architectures[BASE_MODEL] = Architecture.uniform(base, graph=graph)
-    phases = final_phases(evaluator, warn)
+    phases = final_phases(evaluator, note)
     # The one-shot supernet has not learned the base model's sizes, so only the student may start from it.
     build = {STUDENT: starting_point(evaluator, architecture, final.device, on_progress)}
     if final.config.final.start == "random":

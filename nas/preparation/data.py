@@ -21,7 +21,7 @@ from foundation.files import fingerprint
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
-READERS_VERSION = 1
+READERS_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,10 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
         if name in config.rows:
             rows = config.rows[name]
             files = Path(rows.train), Path(rows.dev)
-            return table_task(*files, text=rows.text, label=rows.label, pair=rows.pair, task_type=type_of_rows(rows))
+            task_type = type_of_rows(rows)
+            return table_task(
+                *files, text=rows.text, label=rows.label, pair=rows.pair, labels=rows.labels, task_type=task_type
+            )
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
@@ -150,7 +153,7 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         if name in config.rows:
             rows = config.rows[name]
             files = [Path(rows.train), Path(rows.dev)]
-            columns = [rows.text, rows.pair, rows.label, rows.regression]
+            columns = [rows.text, rows.pair, rows.label, rows.regression, *(rows.labels or ())]
             return fingerprint(READERS_VERSION, columns, [file.suffix for file in files], *files)
         folder = None if config.data is None else Path(config.data)
         return fingerprint(READERS_VERSION, *reader_of(name).sources(name, folder))

@@ -20,7 +20,7 @@ from nas.preparation.data import TaskFolders
 from search_spaces.architecture import ArchitectureError
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph, base_graph
-from supernet.build import base_of_teacher, of_family, of_heads
+from supernet.build import base_of_teacher, fields_of_family, fields_of_heads
 
 # Files in the supernet's folder that no exported model has: the projections of the objective that were learned in the
 # warm-up, and the importance of the inner neurons.
@@ -177,7 +177,7 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
         there = {name: family.size(teacher, name) for name in ("positions", "token_types")}
         changes: dict[str, Any] = {name: 0 for name, size in there.items() if not size}
         changes["position_biases"] = family.size(teacher, "position_biases")
-        changes |= of_heads(teacher) | of_family(family)
+        changes |= fields_of_heads(teacher) | fields_of_family(family)
         changes["relative_positions"] = family.relative_positions(teacher)
         changes["trigrams"] = base.embedding is None or family.embedding_size is None
         base = replace(base, **changes)

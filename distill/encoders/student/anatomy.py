@@ -64,7 +64,8 @@ class Family:
         query, key, value, output: the linear maps of the attention, in a layer.
         fused: the linear maps of the encoder that compute several of the maps above, with the names of these in the
             order of its outputs. Students have them as separate maps.
-        attention_arguments: how many of a layer's other arguments by place its attention takes, too; None: all.
+        attention_arguments: how many positional arguments after the hidden states a layer passes on to its attention;
+            None: all.
         heads_attribute: the attribute of `self_attention` with the number of heads.
         attention_interface: whether the encoder uses transformers' attention functions, passes other arguments on to
             its layers, and these return tensors. In transformers all three go together; the layers of other encoders
@@ -74,8 +75,8 @@ class Family:
         word_head: the modules of a masked language model that map hidden states to logits of words, relative to the
             model; the last one is, or contains, the output embedding `decoder`.
         sizes: field of `search_spaces.base.Base` -> key of the configuration.
-        separate: keys of the number of layers, or of heads for keys and values, that have weights of their own -> the
-            size, "depth" or "heads", that students have there, while a teacher may share weights.
+        unshared: keys that count layers, or heads of keys and values, with weights of their own (`num_hidden_groups`)
+            -> the size, "depth" or "heads", that students have there. In a teacher several may share weights.
         activation_key: the key of the activation; `word_head_activation` says whether the head for masked words has
             that one, too.
         dropouts: the keys of the dropout in layers, that after the FFN first.
@@ -87,6 +88,8 @@ class Family:
         embedding_size: the key of the size of the embeddings. If that is not the width of the model, the linear map
             `embedding_map` follows their LayerNorm.
         first_position: the row of the first token in the table of positions; None: pad_token_id + 1.
+        since: the oldest version of transformers with which students were loaded; tested are 5.1.0, 5.2.0, 5.10.4,
+            5.23.0 and 5.24.0.
         students_of: if this is the family of our own students, the `model_type` of the encoders that they learn from;
             otherwise None.
     """
@@ -130,7 +133,7 @@ class Family:
     word_head: tuple[str, ...] = ("cls",)
     decoder: str = "cls.predictions.decoder"
     sizes: Mapping[str, str] = field(default_factory=lambda: SIZES, hash=False)
-    separate: Mapping[str, str] = field(default_factory=dict, hash=False)
+    unshared: Mapping[str, str] = field(default_factory=dict, hash=False)
     activation_key: str = "hidden_act"
     word_head_activation: bool = True
     dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -142,6 +145,7 @@ class Family:
     embedding_size: str | None = None
     embedding_map: str = "embeddings_project"
     first_position: int | None = 0
+    since: tuple[int, ...] = (5, 1)
     students_of: str | None = None
 
     def students(self) -> "Family":
@@ -159,7 +163,7 @@ class Family:
         )
 
     def described(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as JSON has them, without `fault`."""
+        """The fields that differ from their defaults, JSON-serializable, without `fault`."""
         default = type(self)(model_type="")
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "fault"}
         return {name: value for name, value in values.items() if value != getattr(default, name)}
@@ -244,7 +248,7 @@ class Family:
         return result
 
     def size(self, config: Any, name: str) -> int:
-        """The size in a configuration that is the field `name` of `Base`; 0 if there are no such tables."""
+        """The size in a configuration that is the field `name` of `Base`; 0 if the family has no such key."""
         if name == "positions":
             there = self.has_positions
             if not (getattr(config, there) if isinstance(there, str) else there):
@@ -265,7 +269,7 @@ class Family:
 
     @property
     def experts(self) -> bool:
-        """Whether students may have experts: these have biases, and get the tokens by other arguments of a layer."""
+        """Whether students may have experts: these need biases, and the tokens as an argument of the layer."""
         return self.attention_interface and self.biases == "all"
 
     @property

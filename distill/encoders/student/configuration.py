@@ -41,7 +41,7 @@ class StudentConfig:
             sentence or of all tokens of the batch.
         router_jitter_noise: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is
             multiplied in training (Switch).
-        family: what a type of encoders that was added at run time has, see `Family.described`; otherwise `None`.
+        family: the description (`Family.described`) of a type of encoders that was added at run time; otherwise `None`.
         ffn_version: the version of these attributes.
 
     Raises:

@@ -1,4 +1,5 @@
-"""The families of encoders, by the `model_type` of transformers. To support another one of a known kind, add its row.
+"""The families of encoders, by the `model_type` of transformers. To support another one, add it to
+`_TEACHERS`, or at run time by `add_family`.
 
 This file ships inside exported checkpoints, so it imports nothing else of this project but its neighbors.
 """
@@ -149,6 +150,7 @@ _MEGATRON_BERT = replace(
 )
 _JINA = Family(
     model_type="jina_embeddings_v3",
+    since=(5, 10, 4),
     layers="layers",
     expand="mlp.fc1",
     activation="mlp.activation_fn",
@@ -187,6 +189,7 @@ _NOMIC = replace(
 _GTE = replace(
     _NOMIC,
     model_type="gte",
+    since=(5, 23),
     biases="not inner",
     word_head=("lm_head",),
     word_head_activation=False,
@@ -195,7 +198,7 @@ _GTE = replace(
 
 
 def _unlike(config: Any, wanted: Mapping[str, Any]) -> str:
-    """What is wrong with keys that must have these values."""
+    """The first key that has another value than wanted, as a message; "" if there is none."""
     for key, value in wanted.items():
         if getattr(config, key) != value:
             return f"{key} must be {json.dumps(value)}"
@@ -225,7 +228,7 @@ _EUROBERT = replace(
     dense_word_head=False,
     decoder="lm_head",
     sizes=_WITHOUT_SEGMENTS,
-    separate={"num_key_value_heads": "heads"},
+    unshared={"num_key_value_heads": "heads"},
     dropouts=("attention_dropout",),
     head_dropout=None,
     epsilon="rms_norm_eps",
@@ -236,7 +239,7 @@ _EUROBERT = replace(
 
 def _fault_of_albert(config: Any) -> str:
     if config.embedding_size == config.hidden_size:
-        return "embedding_size is hidden_size: models with a map between embeddings of that size are not supported"
+        return "embedding_size is hidden_size: models whose embeddings are as wide as their layers are not supported"
     return _unlike(config, {"inner_group_num": 1})
 
 
@@ -258,7 +261,7 @@ _ALBERT = replace(
     attention_experts=False,
     word_head=("predictions",),
     decoder="predictions.decoder",
-    separate={"num_hidden_groups": "depth"},
+    unshared={"num_hidden_groups": "depth"},
     head_dropout="classifier_dropout_prob",
     embedding_size="embedding_size",
     embedding_map="encoder.embedding_hidden_mapping_in",

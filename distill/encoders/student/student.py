@@ -59,7 +59,7 @@ class StudentLayer:
                 self.set_submodule(path, SeparateMaps(config.hidden_size, family.biases != "none"))
         if self.left_out:
             for path in (family.attention, family.attention_norm):
-                above, _, name = _beside(path, own.expand).rpartition(".")
+                above, _, name = _outermost_without(path, own.expand).rpartition(".")
                 setattr(self.get_submodule(above), name, None)
         elif (experts := attention_experts(config, number)) > 1:
             adopt(self.attention.self, ExpertSelfAttention)
@@ -74,7 +74,7 @@ class StudentLayer:
     def replace_ffn(self, config: Any, number: int) -> None:
         """Replace the FFN of the layer of this number."""
         own = FAMILIES[str(FAMILIES[config.model_type].students_of)]
-        for path in {_beside(path, own.attention) for path in (own.expand, own.project, own.norm)}:
+        for path in {_outermost_without(path, own.attention) for path in (own.expand, own.project, own.norm)}:
             above, _, name = path.rpartition(".")
             delattr(self.get_submodule(above), name)
         layer = config.ffn[number]
@@ -118,7 +118,7 @@ class StudentLayer:
             hidden_BTD = block(hidden_BTD, tokens, routing)
         return hidden_BTD
 
-    # The layer's own forward calls these in place of its FFN, or of the two modules of that.
+    # The layer's own forward calls these instead of its `feed_forward_chunk`, or of the modules of its FFN.
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         return self.output(attention_output, attention_output)
@@ -132,8 +132,8 @@ class StudentLayer:
         return hidden_BTD
 
 
-def _beside(path: str, other: str) -> str:
-    """The path of the largest module around the one at `path` in a layer that is not around the one at `other`, too."""
+def _outermost_without(path: str, other: str) -> str:
+    """The path of the outermost module on the way to `path` in a layer that does not contain the module at `other`."""
     names = path.split(".")
     around = [".".join(names[: count + 1]) for count in range(len(names))]
     return next(each for each in around if not f"{other}.".startswith(f"{each}."))

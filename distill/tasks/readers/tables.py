@@ -67,7 +67,7 @@ def read_rows(
 
     Args:
         text, pair, label: columns: the (first) sentence, the second one, the class or number.
-        labels: the names of the classes if they are known; by default those that occur, sorted.
+        labels: the names of the classes if they are known; by default those that occur, sorted, numbers by their value.
         task_type: "classification" or "regression".
 
     Raises:
@@ -91,7 +91,7 @@ def read_rows(
         if len(set(numbers)) < 2:
             raise TableError(f"{path}: the column {label!r} has only one value, {numbers[0]}")
         return Split(texts, pairs, numbers), ()
-    occurring = tuple(sorted(set(values[label])))
+    occurring = _ordered(set(values[label]))
     classes = labels or occurring
     unknown = next((name for name in occurring if name not in classes), None)
     if unknown is not None:
@@ -100,6 +100,12 @@ def read_rows(
         raise TableError(f"{path}: the column {label!r} has only one class, {shortened(classes[0])}")
     places = {name: number for number, name in enumerate(classes)}
     return Split(texts, pairs, tuple(places[name] for name in values[label])), classes
+
+
+def _ordered(classes: Iterable[str]) -> tuple[str, ...]:
+    """The classes by their numbers, if all are numbers, and otherwise as text."""
+    numbers = {name: finite(name) for name in classes}
+    return tuple(sorted(numbers, key=lambda name: (0.0 if None in numbers.values() else numbers[name] or 0.0, name)))
 
 
 def _number(path: Path, row: int, cell: str) -> float:

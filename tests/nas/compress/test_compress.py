@@ -8,8 +8,9 @@ import pandas
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Value
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
+from distill.training.teacher import TeacherError
 from nas.compress.command import config_of, main, parser
 from nas.compress.python import Compressed, CompressError, compress_model
 from nas.compress.rows import RowsError, read_lines, rows_of, write_rows
@@ -17,6 +18,7 @@ from nas.compress.run import fitted
 from nas.config.schema import ConfigError
 from search_spaces import cost
 from tests.nas.tiny_study import TinyStudy, corpus
+from tests.tiny import bert
 
 TOPICS = {"python": "code", "numpy": "numbers"}
 
@@ -32,7 +34,7 @@ def rows(count: int = 300) -> list[dict[str, str]]:
 def compressed(shared_study: TinyStudy) -> Compressed:
     """The teacher of the tiny study, which is fine-tuned first, with two thirds of its parameters."""
     columns = {"text": "message", "label": "topic"}
-    limits = {"max_latency": None, "max_params": 12_000, "max_length": 24}
+    limits = {"max_params": 12_000, "max_length": 24}
     steps = {"steps": 4, "finetune_teacher": 40}
     return compress_model(str(shared_study.teacher), rows(), **columns, **limits, **steps, device="cpu")
 
@@ -53,14 +55,45 @@ def test_a_compressed_model(compressed: Compressed, tmp_path: Path) -> None:
         assert torch.equal(loaded.eval()(**given).logits, student(**given).logits)
 
 
-def test_a_model_in_memory_is_not_changed(compressed: Compressed, shared_study: TinyStudy) -> None:
-    """Only compensated, and given as a model in train mode."""
-    model = compressed.student.train()
+def test_a_model_in_memory(shared_study: TinyStudy) -> None:
+    """It is not changed, and its classes keep their order, which is not that of their names."""
+    labels = {"id2label": {0: "numbers", 1: "code"}, "label2id": {"numbers": 0, "code": 1}}
+    model = AutoModelForSequenceClassification.from_pretrained(shared_study.teacher, **labels).train()
+    tokenizer: Any = AutoTokenizer.from_pretrained(shared_study.teacher)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(CompressError, match="tokenizer: give that of the model"):
-        compress_model(model, rows())
-    model.eval()
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    columns = {"text": "message", "label": "topic"}
+    limits = {"max_params": 12_000, "max_length": 24, "steps": 0}
+    result = compress_model(model, rows(), rows(40), tokenizer=tokenizer, **columns, **limits, device="cpu")
+    assert model.training and all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert result.student.config.id2label == {0: "numbers", 1: "code"}
+    score = result.metrics["models"]["teacher"]["accuracy"]["value"]
+    texts, topics = zip(*((row["message"], row["topic"]) for row in rows(40)), strict=True)
+    given = tokenizer(list(texts), return_tensors="pt", padding=True)
+    with torch.no_grad():
+        numbers = model.eval()(given["input_ids"], given["attention_mask"]).logits.argmax(dim=-1).tolist()
+    found = [labels["id2label"][number] for number in numbers]
+    assert score == pytest.approx(sum(map(str.__eq__, found, topics)) / len(topics), abs=0.03)
+
+
+def test_a_teacher_without_a_trained_head(shared_study: TinyStudy, tmp_path: Path) -> None:
+    AutoModel.from_pretrained(shared_study.teacher).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(shared_study.teacher).save_pretrained(tmp_path)
+    columns = {"text": "message", "label": "topic"}
+    with pytest.raises(TeacherError, match="has no trained head for this task: fine-tune it first"):
+        compress_model(str(tmp_path), rows(), **columns, max_params=12_000, max_length=24, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "said"),
+    [
+        (bert(), {}, "tokenizer: give that of the model"),
+        (torch.nn.Linear(2, 2), {}, "model: must be a model of transformers, a folder or a name, not Linear"),
+        ("folder", {"tokenizer": 1}, "tokenizer: a folder or name has its own"),
+    ],
+)
+def test_models_that_cannot_be_compressed(model: Any, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(CompressError, match=said):
+        compress_model(model, rows(), **settings)
 
 
 def test_kinds_of_rows() -> None:
@@ -71,6 +104,9 @@ def test_kinds_of_rows() -> None:
     features = Features({"message": Value("string"), "topic": ClassLabel(names=["code", "numbers"])})
     numbered = [{**row, "topic": ["code", "numbers"].index(row["topic"])} for row in expected]
     assert rows_of(Dataset.from_list(numbered, features=features)) == expected
+    unlabeled = Dataset.from_list([{"message": "a", "topic": -1}], features=features)
+    with pytest.raises(RowsError, match="row 0 has no label in the column 'topic', but -1"):
+        rows_of(unlabeled)
     with pytest.raises(RowsError, match="rows must be a Dataset, a data frame or a list of dictionaries, not int"):
         rows_of(3)
     with pytest.raises(RowsError, match="row 0 must be a dictionary, not str"):
@@ -89,8 +125,10 @@ def test_rows_that_are_held_out(tmp_path: Path) -> None:
     ("data", "settings", "said"),
     [
         ([], {}, "train: there are no rows"),
-        ([{"text": "a"}], {}, "train: there is no column 'sentence'; there are 'text'"),
-        ([{"sentence": "a"}], {}, "train: there is no column 'label'; there are 'sentence'"),
+        ([{"text": "a"}], {}, "train: row 0 has no column 'sentence'; it has 'text'"),
+        ([{"sentence": "a"}], {}, "train: row 0 has no column 'label'; it has 'sentence'"),
+        ([{"sentence": "a", "label": 1}] * 7, {}, "train: 7 rows are too few to hold every tenth out; give dev, too"),
+        ([{"sentence": "a", "label": 1}] * 20, {"dev": []}, "dev: there are no rows"),
     ],
 )
 def test_rows_without_the_columns(data: Any, settings: dict[str, Any], said: str) -> None:
@@ -120,6 +158,8 @@ def test_the_choices_are_those_of_the_teacher(shared_study: TinyStudy) -> None:
     [
         ([], "name the rows by --task NAME, or by --train FILE and --dev FILE"),
         (["--task", "sst2", "--unlabeled", "x"], "--unlabeled cannot be combined with --task or --train"),
+        (["--dev", "x", "--unlabeled", "x"], "--dev describes the rows of --train FILE"),
+        (["--finetune-teacher", "9", "--unlabeled", "x"], "--finetune-teacher cannot be combined with --unlabeled"),
         (["--train", "x"], "--train needs --dev FILE"),
         (["--task", "library", "--max-params", "many"], "--max-params: "),
         (["--task", "library", "--max-latency", "fast"], "--max-latency"),
@@ -141,7 +181,6 @@ def test_nothing_within_the_budget(shared_study: TinyStudy) -> None:
             rows(),
             text="message",
             label="topic",
-            max_latency=None,
             max_params=100,
             max_length=24,
             finetune_teacher=40,

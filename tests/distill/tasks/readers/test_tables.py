@@ -39,6 +39,19 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> 
     assert split.labels == (1, 0, 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        ([10, 9, 2], ("2", "9", "10")),
+        (["1.5", "-3", "20"], ("-3", "1.5", "20")),
+        (["10", "9", "b"], ("10", "9", "b")),
+    ],
+)
+def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path, values: list[object], classes: object) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"s": "a", "l": value}) + "\n" for value in values))
+    assert read_rows(tmp_path / "rows.jsonl", "s", "l")[1] == classes
+
+
 def test_the_order_of_known_classes_is_kept(tmp_path: Path) -> None:
     split, labels = read_rows(written(tmp_path, ".tsv"), "s", "l", labels=("yes", "maybe", "no"))
     assert labels == ("yes", "maybe", "no") and split.labels == (0, 2, 2, 0) and split.pairs is None

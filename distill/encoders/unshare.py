@@ -16,23 +16,23 @@ from distill.encoders.family import family_of
 from distill.encoders.student.anatomy import Family
 
 
-def separate_config(config: Any) -> None:
+def unshare_config(config: Any) -> None:
     """Change the configuration of a model to that of the one with separate weights.
 
     Raises:
         ValueError: the layers or heads are no multiple of what has weights of its own.
     """
     family = family_of(config)
-    for key, size in family.separate.items():
-        own, all_of_them = getattr(config, key), family.size(config, size)
-        if not isinstance(own, int) or own < 1 or all_of_them % own:
-            raise ValueError(f"{key} must divide {family.sizes[size]} {all_of_them}, and is {own!r}")
-        setattr(config, key, all_of_them)
+    for key, size in family.unshared.items():
+        stored, wanted = getattr(config, key), family.size(config, size)
+        if not isinstance(stored, int) or stored < 1 or wanted % stored:
+            raise ValueError(f"{key} is {stored!r}, which does not divide {family.sizes[size]}, {wanted}")
+        setattr(config, key, wanted)
 
 
 def shared_config(config: Any, source: str) -> Any:
     """The configuration of the model as it is stored in a folder or on the hub, given that with separate weights."""
-    if not (keys := family_of(config).separate):
+    if not (keys := family_of(config).unshared):
         return config
     stored, result = AutoConfig.from_pretrained(source, trust_remote_code=False), copy.deepcopy(config)
     for key in keys:
@@ -40,10 +40,10 @@ def shared_config(config: Any, source: str) -> Any:
     return result
 
 
-def separated(model: Any, config: Any) -> Any:
+def unshared(model: Any, config: Any) -> Any:
     """A model with separate weights, as in this configuration; the model itself if it has them already."""
     family = family_of(config)
-    if all(getattr(model.config, key) == getattr(config, key) for key in family.separate):
+    if all(getattr(model.config, key) == getattr(config, key) for key in family.unshared):
         return model
     with no_init_weights():
         result = type(model)(config)
@@ -58,7 +58,7 @@ def _of(name: str, shared: dict[str, Tensor], family: Family, config: Any) -> Te
     if not (parts := family.split(name)):
         return shared[name]
     prefix, layer, inside = parts
-    own = {size: getattr(config, key) for key, size in family.separate.items()}
+    own = {size: getattr(config, key) for key, size in family.unshared.items()}
     if "depth" in own:
         layer = layer * own["depth"] // family.size(config, "depth")
     tensor = shared[f"{prefix}{layer}.{inside}"]
