@@ -210,7 +210,8 @@ def load_model(
                 "pre-trained encoder that has kept it, such as bert-base-uncased"
             )
         raise TeacherError(f"the model {source!r} has no trained head for this task: fine-tune it first")
-    if stored_labels and labels and tuple(stored_labels) != tuple(labels):
+    stored, wanted = ([label.casefold() for label in some] for some in (stored_labels, labels))
+    if stored and wanted and stored != wanted:
         raise TeacherError(
             f"the model {source!r} has the classes {', '.join(stored_labels)}; the task's are {', '.join(labels)}, in "
             "this order"

@@ -69,6 +69,22 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
     assert type(load_config(str(tmp_path))) is BertConfig
 
 
+def test_the_classes_of_a_teacher_that_is_kept(tmp_path: Path, accelerator: Accelerator) -> None:
+    """Capital letters make no difference, the order does."""
+    teacher = bert(labels=2)
+    teacher.config.id2label, teacher.config.label2id = {0: "NO", 1: "YES"}, {"NO": 0, "YES": 1}
+    teacher.save_pretrained(tmp_path)
+    recipe, none = Recipe(steps=0, batch_size=1, learning_rate=1e-3), iter(())
+    kept = finetune(str(tmp_path), ["no", "yes"], none, recipe, accelerator=accelerator)
+    assert kept.config.id2label == {0: "no", 1: "yes"}
+    assert torch.equal(kept(**inputs(batch())).logits, teacher.eval()(**inputs(batch())).logits)
+    with pytest.raises(TeacherError, match="has the classes NO, YES; the task's are yes, no, in this order"):
+        finetune(str(tmp_path), ["yes", "no"], none, recipe, accelerator=accelerator)
+    teacher.base_model.save_pretrained(tmp_path)
+    with pytest.raises(TeacherError, match="has no trained head for this task: fine-tune it first"):
+        finetune(str(tmp_path), ["no", "yes"], none, recipe, accelerator=accelerator)
+
+
 def test_types_without_a_class_for_a_task(tmp_path: Path) -> None:
     NomicBertConfig(**SIZES).save_pretrained(tmp_path)
     with pytest.raises(TeacherError, match=r"'nomic_bert', for which transformers has no model for question"):
