@@ -109,6 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         check(options)
+        with loading(options.quiet):
+            from transformers.utils import logging as transformers_logging
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
         if options.unlabeled is not None:
             return _without_labels(options)
         return _compress(options, config_of(options))
@@ -138,14 +142,11 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
         import json
 
         from rich.console import Console
-        from transformers.utils import logging as transformers_logging
 
         from distill.command.report import show_measurements
         from distill.training.progress import Progress
         from nas.compress.run import CompressRun, compress
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     check_new(options.out)
     make(options.out)
     console = Console(highlight=False, soft_wrap=True, stderr=options.json)

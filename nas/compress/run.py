@@ -14,6 +14,7 @@ from distill.training.teacher import labels_of, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.untrained import UntrainedEvaluator
 from nas.final.run import FinalRun, train_final
+from nas.latency.limit import parse_latency
 from nas.planning.allocation import PredictedLosses, allocations
 from nas.planning.budget import globally_important, limits_of
 from nas.planning.finalists import ALLOCATED
@@ -27,7 +28,8 @@ from supernet.compensation.ridge import CompensationError
 
 # The largest number of counts of heads that a layer chooses from, apart from no heads.
 HEAD_COUNTS = 12
-# The expansions of the preset end at 1/2; larger budgets need these.
+# The expansions of the preset end at 1/2. Layers need more only if more than half of the latency is left; predicting
+# their losses takes several times as long.
 WIDER = (Fraction(2, 3), Fraction(5, 6), Fraction(1))
 
 
@@ -78,7 +80,9 @@ def fitted(config: StudyConfig) -> StudyConfig:
     base, _ = base_of_study(config)
     count = min(base.heads, HEAD_COUNTS)
     heads = tuple(round(number * base.heads / count) for number in range(count + 1))
-    expansions = (*config.space.expansions, *WIDER)
+    limit = config.space.max_latency and parse_latency(config.space.max_latency)
+    few = limit and limit.relative and limit.value <= Fraction(1, 2)
+    expansions = (*config.space.expansions, *(() if few else WIDER))
     changes = {"heads": heads, "expansions": tuple(size for size in expansions if size * base.inner >= 1)}
     space = config.space.model_copy(update=changes)
     rows = dict(config.rows)

@@ -1,6 +1,7 @@
 """`python -m nas.compress` and `compress_model`."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,9 @@ def test_the_choices_are_those_of_the_teacher(shared_study: TinyStudy) -> None:
     words = [str(shared_study.teacher), "--task", "library", "--out", "x", "--max-length", "24"]
     config = fitted(config_of(parser().parse_args(words)))
     assert config.space.heads == (0, 1, 2, 3, 4)
-    assert min(config.space.expansions) * 64 >= 1 and max(config.space.expansions) == 1
+    assert min(config.space.expansions) * 64 >= 1 and max(config.space.expansions) == Fraction(1, 2)
+    config = fitted(config_of(parser().parse_args([*words, "--max-latency", "0.6x"])))
+    assert max(config.space.expansions) == 1
 
 
 @pytest.mark.parametrize(
