@@ -98,18 +98,7 @@ def compress_model(
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
     with scratch_folder() as folder, _quiet_transformers():
-        if isinstance(model, PreTrainedModel):
-            if tokenizer is None:
-                raise CompressError("tokenizer: give that of the model")
-        elif not isinstance(model, str | Path):
-            raise CompressError(
-                f"model: must be a model of transformers, a folder or a name, not {type(model).__name__}"
-            )
-        elif tokenizer is not None:
-            raise CompressError("tokenizer: a folder or name has its own; leave it out")
-        if isinstance(model, PreTrainedModel):
-            _save_copy(model, tokenizer, folder / "teacher")
-        source = str(folder / "teacher") if isinstance(model, PreTrainedModel) else str(model)
+        source = _source(model, tokenizer, folder / "teacher")
         rows = rows_of(train), None if dev is None else rows_of(dev)
         for name, given in zip(("train", "dev"), rows, strict=True):
             _check_columns(given, name, (text, *([pair] if pair else ()), label))
@@ -159,11 +148,26 @@ def _quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _save_copy(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
-    """Save a model in float32, wherever and in whatever precision it is."""
+def _source(model: Any, tokenizer: Any, folder: Path) -> str:
+    """The folder or name of a model. One in memory is saved in `folder`, in float32, wherever and in whatever precision
+    it is.
+
+    Raises:
+        CompressError: it is no model, or has no tokenizer or one too many.
+    """
+    if isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise CompressError("tokenizer: a folder or name has its own; leave it out")
+        return str(model)
+    if not isinstance(model, PreTrainedModel):
+        kind = type(model).__name__
+        raise CompressError(f"model: must be a model of transformers, a folder or a name, not {kind}")
+    if tokenizer is None:
+        raise CompressError("tokenizer: give that of the model")
     weights = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
     model.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 def _check_columns(rows: list[dict[str, Any]] | None, name: str, columns: Sequence[str]) -> None:
