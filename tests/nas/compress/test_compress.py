@@ -201,8 +201,14 @@ def test_the_command(shared_study: TinyStudy, compressed: Compressed, tmp_path: 
     always = ("--max-length", "24", "--steps", "0", "--device", "cpu", "--json", "--max-latency", "0.9x")
     teacher = tmp_path / "teacher"
     labels = {"id2label": {0: "code", 1: "numbers"}, "label2id": {"code": 0, "numbers": 1}}
-    AutoModelForSequenceClassification.from_pretrained(shared_study.teacher, **labels).save_pretrained(teacher)
-    AutoTokenizer.from_pretrained(shared_study.teacher).save_pretrained(teacher)
+    model = AutoModelForSequenceClassification.from_pretrained(shared_study.teacher, **labels).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(shared_study.teacher)
+    texts = tokenizer([row["message"] for row in rows()], return_tensors="pt", padding=True)
+    with torch.no_grad():  # so that it predicts both classes
+        logits = model(texts["input_ids"], texts["attention_mask"]).logits
+        model.classifier.bias -= logits.median(dim=0).values
+    model.save_pretrained(teacher)
+    tokenizer.save_pretrained(teacher)
     for name, words in {
         "labels": (shared_study.teacher, "--finetune-teacher", "40", *files),
         "texts": (teacher, "--unlabeled", tmp_path / "texts.txt"),
