@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE, Parser, interruptible
@@ -23,7 +23,7 @@ from distill.encoders.student.anatomy import Family
 from distill.encoders.student.families import FAMILIES
 from distill.encoders.students import add_family
 from distill.encoders.verify import TOLERANCE, verify
-from distill.training.teacher import TeacherError, add_described, load_config, load_unchanged, locate
+from distill.training.teacher import load_config, load_unchanged, locate, read_config
 from distill.training.weights import UNREADABLE, load_weights
 from foundation.errors import UserError, reason
 from foundation.extensions import VARIABLE
@@ -50,19 +50,10 @@ def probe(source: str) -> str:
         TeacherError: the model cannot be read.
         UserError: it is built like no supported type.
     """
-    try:
-        add_described(source)
-        config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
-    except TeacherError:
-        raise
-    except UNREADABLE as error:
-        raise TeacherError(f"no model at {source!r} ({reason(error)})") from None
-    model_type = config.model_type
+    model_type = read_config(source).model_type
     if model_type in supported(students=True):
-        if FAMILIES[model_type].students_of:
-            return (
-                f"{source} is a student of a model of type {FAMILIES[model_type].students_of!r}; they are not verified"
-            )
+        if teacher := FAMILIES[model_type].students_of:
+            return f"{source} is a student of a model of type {teacher!r}; students are not verified"
         model = load_unchanged(source)
         if fault := fault_of(model):
             raise UserError(f"the model {source!r} is of type {model_type!r}, which is supported, but {fault}")

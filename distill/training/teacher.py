@@ -59,17 +59,7 @@ def load_config(source: str, students: bool = False) -> Any:
             f"the model {source!r} is an adapter, or has one, which is not read: merge it into its model "
             "(merge_and_unload of peft), save that, and give its folder"
         )
-    try:
-        add_described(source)
-        config = AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
-    except TeacherError:
-        raise
-    except UNREADABLE as error:
-        if (Path(locate(source)) / "config.json").is_file():
-            raise TeacherError(f"the model {source!r} cannot be read: config.json: {reason(error)}") from None
-        raise TeacherError(
-            f"no model at {source!r}: neither a folder with a model nor a hub name ({reason(error)})"
-        ) from None
+    config = read_config(source)
     if config.model_type not in supported(students):
         types = ", ".join(supported(students))
         raise TeacherError(f"the model {source!r} is of type {config.model_type!r}; supported are {types}")
@@ -92,7 +82,26 @@ def load_config(source: str, students: bool = False) -> Any:
     return config
 
 
-def add_described(source: str) -> None:
+def read_config(source: str) -> Any:
+    """The configuration of a model of any type that transformers has.
+
+    Raises:
+        TeacherError: there is no model under this name, or its configuration cannot be read.
+    """
+    try:
+        _add_described(source)
+        return AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
+    except TeacherError:
+        raise
+    except UNREADABLE as error:
+        if (Path(locate(source)) / "config.json").is_file():
+            raise TeacherError(f"the model {source!r} cannot be read: config.json: {reason(error)}") from None
+        raise TeacherError(
+            f"no model at {source!r}: neither a folder with a model nor a hub name ({reason(error)})"
+        ) from None
+
+
+def _add_described(source: str) -> None:
     """Support the type of a student whose configuration describes it.
 
     Raises:

@@ -129,12 +129,17 @@ def _without_labels(options: argparse.Namespace) -> int:
     check_new(options.out)
     config_of(options)  # before the texts are labeled
     texts = read_lines(options.unlabeled)
-    labels = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
+    labels, classes = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
     with scratch_folder() as folder:
         rows = [{"sentence": text, "label": label} for text, label in zip(texts, labels, strict=True)]
         options.train, options.dev = write_rows(folder, rows)
         options.unlabeled = None
-        return _compress(options, config_of(options))
+        config = config_of(options)
+        own = {OWN: config.rows[OWN].model_copy(update={"labels": classes})}
+        status = _compress(options, config.model_copy(update={"rows": own}))
+    # It names the rows, which are gone.
+    (options.out / "config.toml").unlink(missing_ok=True)
+    return status
 
 
 def _compress(options: argparse.Namespace, config: StudyConfig) -> int:

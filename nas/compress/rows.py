@@ -78,8 +78,10 @@ def write_rows(
 
 
 @torch.no_grad()
-def predicted_labels(source: str, texts: Sequence[str], max_length: int, device: str) -> list[str]:
-    """The classes that a trained classifier predicts for texts.
+def predicted_labels(
+    source: str, texts: Sequence[str], max_length: int, device: str
+) -> tuple[list[str], tuple[str, ...]]:
+    """The classes that a trained classifier predicts for texts, and all of its classes in their order.
 
     Raises:
         RowsError: the model classifies no sentences, or predicts the same class for all of them.
@@ -100,4 +102,4 @@ def predicted_labels(source: str, texts: Sequence[str], max_length: int, device:
         labels += [model.config.id2label[number] for number in numbers]
     if len(set(labels)) == 1:
         raise RowsError(f"the model {source!r} predicts {labels[0]!r} for all texts: give other texts")
-    return labels
+    return labels, tuple(model.config.id2label[number] for number in range(model.config.num_labels))

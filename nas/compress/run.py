@@ -86,9 +86,10 @@ def fitted(config: StudyConfig) -> StudyConfig:
     changes = {"heads": heads, "expansions": tuple(size for size in expansions if size * base.inner >= 1)}
     space = config.space.model_copy(update=changes)
     rows = dict(config.rows)
-    if config.task in rows and not rows[config.task].regression and config.finetune.steps == 0:
+    own = rows.get(config.task)
+    if own is not None and not own.regression and own.labels is None and config.finetune.steps == 0:
         labels = labels_of(load_config(config.teacher))
-        rows[config.task] = rows[config.task].model_copy(update={"labels": labels or None})
+        rows[config.task] = own.model_copy(update={"labels": labels or None})
     return config.model_copy(update={"space": space, "rows": rows})
 
 
