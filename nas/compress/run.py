@@ -1,6 +1,6 @@
 """Compresses a model without a search. Up to three allocations of heads, channels and layers by integer programming and
 one by global importance, all within the budget, inherit the teacher's weights and are compensated; the one with the
-highest fidelity to the teacher is trained.
+highest fidelity to the teacher is trained. Activations stay as they are.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from nas.evaluation.untrained import UntrainedEvaluator
 from nas.final.run import FinalRun, train_final
 from nas.latency.limit import parse_latency
 from nas.planning.allocation import PredictedLosses, allocations
-from nas.planning.budget import globally_important, limits_of
+from nas.planning.budget import base_model, globally_important, limits_of
 from nas.planning.finalists import ALLOCATED
 from nas.planning.stages import space_of
 from nas.preparation.phases import FINAL
@@ -102,12 +102,14 @@ def best_allocation(
     Raises:
         UserError: as `compress`.
     """
-    workspace = prepare(config, device, on_progress, outputs=False, texts=("warmup", *FINAL))
+    base, graph = base_of_study(config)
+    texts = ("warmup", *FINAL)
+    workspace = prepare(config, device, on_progress, outputs=False, texts=texts, activations=(graph.activation,))
     limits = limits_of(config, workspace, device, on_progress)
-    base, graph = workspace.base()
     head = workspace.folders.task.type.head
     try:
-        space = space_of(config, base, graph, workspace.num_labels, head, "1", None, limits)
+        start = base_model(config, base, graph)
+        space = space_of(config, base, graph, workspace.num_labels, head, "3", start, limits)
     except SpaceError as error:
         raise ConfigError(str(error)) from None
     assert workspace.compensation is not None  # the preset's inheritance

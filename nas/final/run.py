@@ -118,7 +118,8 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
     base, graph = base_of_study(final.config)
     architecture = final.architecture.transferred(base) if final.transfer else final.architecture
     check_architecture(architecture, base, final.config)
-    workspace = prepare(final.config, final.device, on_progress, outputs=False, texts=("warmup", *FINAL))
+    texts = ("warmup", *FINAL)
+    workspace = prepare(final.config, final.device, on_progress, outputs=False, texts=texts, activations=())
     check_head(architecture, workspace.folders.task.task_type)
     evaluator = TrainedEvaluator(workspace, final.device)
     if is_first_process():

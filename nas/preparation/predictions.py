@@ -2,6 +2,7 @@
 heads and word embeddings of lower rank raise the loss.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -15,17 +16,19 @@ from nas.preparation.entries import TRAINING, Entry, Work, largest
 from nas.preparation.phases import training_phase
 from nas.preparation.supernet import load_supernet, order_inputs
 from nas.preparation.workspace import base_of_study, projections
-from search_spaces.operations import UNARY
+from supernet.order.moments import output_metrics
 from supernet.order.prediction import predicted_losses, predicted_losses_of_heads, predicted_losses_of_ranks
 
 # Keys of the file, beside the names of operations: heads, and ranks of the word embedding.
 HEADS, RANKS = "heads", "ranks"
 
 
-def predictions_entry(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Entry:
-    """The predicted losses of the supernet in this folder."""
+def predictions_entry(
+    context: PreparationContext, folders: TaskFolders, supernet: Path, activations: Sequence[str]
+) -> Entry:
+    """The predicted losses of the supernet in this folder with these activations."""
     config = context.config
-    limit, operations, heads = widest(config), sorted(UNARY), config.space.varies_heads
+    limit, operations, heads = widest(config), sorted(activations), config.space.varies_heads
     ranks = config.space.ranks is not None
 
     def make(path: Path, state: Path) -> None:
@@ -33,9 +36,10 @@ def predictions_entry(context: PreparationContext, folders: TaskFolders, superne
         model = load_supernet(config, folders, supernet).to(context.accelerator.device)
         phase = training_phase(config, "warmup", folders)
         inputs = order_inputs(context, folders, model, phase, projections(supernet))
-        losses = predicted_losses(model, inputs.batches, inputs.sampled_loss, operations, limit)
+        metrics = output_metrics(model, inputs.batches, inputs.sampled_loss)
+        losses = predicted_losses(model, inputs.batches, metrics, operations, limit)
         if heads:
-            losses[HEADS] = predicted_losses_of_heads(model, inputs.batches, inputs.sampled_loss)
+            losses[HEADS] = predicted_losses_of_heads(model, inputs.batches, metrics)
         if ranks:
             frequencies = token_frequencies(folders.rows("train"), model.config.vocab_size)
             losses[RANKS] = [predicted_losses_of_ranks(model, inputs.batches, inputs.sampled_loss, frequencies)]

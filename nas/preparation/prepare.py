@@ -19,16 +19,25 @@ from nas.preparation.supernet import supernet_entries, supernet_path
 from nas.preparation.teacher import data_entry, teacher_entry
 from nas.preparation.text import text_entries, texts_of
 from nas.preparation.workspace import Compensation, Workspace
+from search_spaces.operations import UNARY
 
 # The tables of trainings whose text a search needs.
 TEXTS = ("warmup", *CANDIDATE)
+# The activations that a search allocates.
+ACTIVATIONS = tuple(sorted(UNARY))
 
 
-def entries(context: PreparationContext, *, outputs: bool = True, texts: tuple[str, ...] = TEXTS) -> Iterator[Entry]:
+def entries(
+    context: PreparationContext,
+    *,
+    outputs: bool = True,
+    texts: tuple[str, ...] = TEXTS,
+    activations: tuple[str, ...] = ACTIVATIONS,
+) -> Iterator[Entry]:
     """What `prepare` makes, in this order. The iterator has to be advanced after an entry has been made, as the paths
     of later ones may depend on it.
     """
-    workspace = workspace_of(context, texts=texts)
+    workspace = workspace_of(context, texts=texts, activations=activations)
     folders, supernet = workspace.folders, workspace.supernet
     yield data_entry(context)
     yield teacher_entry(context)
@@ -36,19 +45,22 @@ def entries(context: PreparationContext, *, outputs: bool = True, texts: tuple[s
     yield from supernet_entries(context, folders)
     if workspace.compensation is not None:
         yield calibration_entry(context, folders, supernet)
-        yield predictions_entry(context, folders, supernet)
+        if activations:
+            yield predictions_entry(context, folders, supernet, activations)
     if outputs:
         yield from (entry for _, entry in outputs_entries(context, folders, supernet))
 
 
-def workspace_of(context: PreparationContext, *, texts: tuple[str, ...] = TEXTS) -> Workspace:
+def workspace_of(
+    context: PreparationContext, *, texts: tuple[str, ...] = TEXTS, activations: tuple[str, ...] = ACTIVATIONS
+) -> Workspace:
     """The workspace with these entries, which may not exist yet, but without the teacher's outputs."""
     folders = TaskFolders(context.data, context.teacher, texts_of(context, texts))
     supernet = supernet_path(context)
     compensation = None
     if context.config.supernet.inheritance == "compensated":
         calibration = calibration_entry(context, folders, supernet).path
-        predictions = predictions_entry(context, folders, supernet).path
+        predictions = predictions_entry(context, folders, supernet, activations).path
         assert calibration is not None and predictions is not None
         compensation = Compensation(calibration, predictions)
     return Workspace(context.config, folders, supernet, compensation)
@@ -61,6 +73,7 @@ def prepare(
     *,
     outputs: bool = True,
     texts: tuple[str, ...] = TEXTS,
+    activations: tuple[str, ...] = ACTIVATIONS,
 ) -> Workspace:
     """Prepare the data, the fine-tuned teacher and the supernet of a study, and what its candidates need of both: the
     calibration, the predicted losses and the teacher's outputs.
@@ -69,18 +82,26 @@ def prepare(
         device: "auto", "cpu" or "cuda": where models are trained.
         outputs: whether to prepare the teacher's outputs, which only the training of candidates needs.
         texts: the tables of the trainings whose text is prepared if they learn from text.
+        activations: for which ones losses are predicted, which only allocations need.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: the configuration names what does not exist or cannot work.
     """
     check(config)
-    return prepare_in(preparation_context(config, device, on_progress), outputs=outputs, texts=texts)
+    context = preparation_context(config, device, on_progress)
+    return prepare_in(context, outputs=outputs, texts=texts, activations=activations)
 
 
-def prepare_in(context: PreparationContext, *, outputs: bool = True, texts: tuple[str, ...] = TEXTS) -> Workspace:
+def prepare_in(
+    context: PreparationContext,
+    *,
+    outputs: bool = True,
+    texts: tuple[str, ...] = TEXTS,
+    activations: tuple[str, ...] = ACTIVATIONS,
+) -> Workspace:
     """`prepare` in a context whose configuration has been checked."""
-    create(context, entries(context, outputs=outputs, texts=texts))
-    workspace = workspace_of(context, texts=texts)
+    create(context, entries(context, outputs=outputs, texts=texts, activations=activations))
+    workspace = workspace_of(context, texts=texts, activations=activations)
     if not outputs:
         return workspace
     made = outputs_entries(context, workspace.folders, workspace.supernet)

@@ -84,7 +84,7 @@ class Compensation:
 
     Attributes:
         calibration: the supernet's sums on calibration text.
-        predictions: the predicted losses of narrower layers and of other activations.
+        predictions: the predicted losses of narrower layers and of other activations; prepared only for allocations.
     """
 
     calibration: Path

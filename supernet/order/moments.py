@@ -4,7 +4,7 @@ loss are predicted.
 Dimensions: N tokens without padding; E channels of the input of a linear layer; D channels of its output.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +69,55 @@ def attention_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Lo
     return list(_moments(model, batches, loss, places))
 
 
+@dataclass(frozen=True)
+class Metrics:
+    """The metrics (`Moments.metric_DD`) of the outputs of the layers of a model.
+
+    Attributes:
+        ffns: `[layer]`, of `project` of the lowest block.
+        attentions: `[layer]`, of the attention's output projection.
+    """
+
+    ffns: Sequence[Tensor]
+    attentions: Sequence[Tensor]
+
+
+def output_metrics(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> Metrics:
+    """The metrics of all layers in one pass, with arguments and errors as for `block_moments`."""
+    layers = encoder_layers(model)
+    maps = {f"layer {i}": layer.ffn[0].project for i, layer in enumerate(layers)}
+    maps |= {f"layer {i}, attention": part(layer, family_of(model).output) for i, layer in enumerate(layers)}
+    sums = {place: torch.zeros(linear.out_features, linear.out_features).double() for place, linear in maps.items()}
+    tokens = 0
+    for batch, values in gradients(model, batches, loss, {place: (linear, OUTPUT) for place, linear in maps.items()}):
+        valid_BT = batch["attention_mask"].bool()
+        tokens += int(valid_BT.sum())
+        for place, (_, gradient_BTD) in values.items():
+            if gradient_BTD is not None:
+                gradient_ND = gradient_BTD[valid_BT]
+                sums[place] += (gradient_ND.t() @ gradient_ND).double().cpu()
+    metrics = [_checked(place, sum_DD / tokens if tokens else None) for place, sum_DD in sums.items()]
+    return Metrics(metrics[: len(layers)], metrics[len(layers) :])
+
+
+def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
+    """This metric; None if there were no tokens.
+
+    Raises:
+        MomentsError: as for `block_moments`.
+    """
+    if metric_DD is None:
+        raise MomentsError(f"{place}: the training examples have no tokens; check the data")
+    if not bool(torch.isfinite(metric_DD).all()):
+        raise MomentsError(f"{place}: activations or gradients are not finite; lower the supernet's learning rate")
+    if not bool(metric_DD.any()):
+        raise MomentsError(
+            f"{place}: the predictions do not depend on its output, so nothing says which channels matter; train "
+            "the supernet longer, or sort its channels by another order, such as magnitude"
+        )
+    return metric_DD
+
+
 def _moments(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, maps: Mapping[str, nn.Linear]
 ) -> Iterator[Moments]:
@@ -110,20 +159,13 @@ class _Sums:
             self.metric_DD += (gradient_ND.t() @ gradient_ND).double().cpu()
 
     def moments(self, place: str) -> Moments:
-        if not self.tokens:
-            raise MomentsError(f"{place}: the training examples have no tokens; check the data")
+        metric_DD = _checked(place, self.metric_DD / self.tokens if self.tokens else None)
         assert self.shift_E is not None
         offset_E = self.sum_E / self.tokens
         mean_E = offset_E + self.shift_E.double().cpu()
         covariance_EE = self.products_EE / self.tokens - torch.outer(offset_E, offset_E)
-        metric_DD = self.metric_DD / self.tokens
-        if not (torch.isfinite(covariance_EE).all() and torch.isfinite(metric_DD).all()):
-            raise MomentsError(f"{place}: activations or gradients are not finite; lower the supernet's learning rate")
-        if not bool(metric_DD.any()):
-            raise MomentsError(
-                f"{place}: the predictions do not depend on its output, so nothing says which channels matter; train "
-                "the supernet longer, or sort its channels by another order, such as magnitude"
-            )
+        if not bool(torch.isfinite(covariance_EE).all()):
+            raise MomentsError(f"{place}: activations are not finite; lower the supernet's learning rate")
         return Moments(self.tokens, mean_E, covariance_EE, metric_DD)
 
 

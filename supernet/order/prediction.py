@@ -29,7 +29,7 @@ from distill.objectives.outputs import Batch
 from supernet.embedding import principal_axes
 from supernet.module_inputs import module_inputs
 from supernet.order.gradients import OUTPUT, Loss, gradients
-from supernet.order.moments import MomentsError, attention_moments, block_moments
+from supernet.order.moments import Metrics, MomentsError
 from supernet.order.reconstruction import root_of
 
 # The ridge, relative to the variance of the channels, without which the regression on dependent channels is undefined;
@@ -39,8 +39,8 @@ RIDGE = 1e-6
 
 def predicted_losses(
     model: PreTrainedModel,
-    batches: Iterable[Batch],
-    loss: Loss,
+    batches: Sequence[Batch],
+    metrics: Metrics,
     operations: Sequence[str],
     limit: int,
 ) -> dict[str, list[Tensor]]:
@@ -51,7 +51,7 @@ def predicted_losses(
     Args:
         model: a dense supernet whose graphs end with `project`, with its channels in order.
         batches: batches of tensors (B, ...) of training data.
-        loss: such as `supernet.order.moments.sampled_loss(seed)`.
+        metrics: those of the model, with `supernet.order.moments.sampled_loss`.
         operations: unary operations.
         limit: the largest number of channels, L.
 
@@ -59,14 +59,13 @@ def predicted_losses(
         operation -> `[layer]` -> (L + 1,), nats per token; entry k is for k channels, and entry 0 for no FFN.
 
     Raises:
-        MomentsError: an activation or a gradient is not finite, or there are no batches.
+        MomentsError: an activation is not finite.
     """
-    batches = list(batches)
-    moments = block_moments(model, batches, loss)
     losses: dict[str, list[Tensor]] = {op: [] for op in operations}
     blocks: list[Any] = [layer.ffn[0] for layer in encoder_layers(model)]
-    for block, of_layer, inputs_ND in zip(blocks, moments, module_inputs(model, blocks, batches), strict=True):
-        root_DD = root_of(of_layer[0].metric_DD)
+    inputs = module_inputs(model, blocks, batches)
+    for block, metric_DD, inputs_ND in zip(blocks, metrics.ffns, inputs, strict=True):
+        root_DD = root_of(metric_DD)
         with torch.no_grad():
             x_ND = block.normalized(inputs_ND.to(model.device))
             output_ND = _centered(block.f(x_ND)).double().cpu()
@@ -83,28 +82,24 @@ def predicted_losses(
     return losses
 
 
-def predicted_losses_of_heads(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[Tensor]:
+def predicted_losses_of_heads(model: PreTrainedModel, batches: Sequence[Batch], metrics: Metrics) -> list[Tensor]:
     """By how much the loss rises if the attention of a layer keeps only its leading heads: of each layer (heads + 1,),
     in the nats per token of `predicted_losses`; entry k is for k heads.
 
     Args:
         model: a dense supernet with its heads in order.
-        batches, loss: as for `predicted_losses`.
-
-    Raises:
-        MomentsError: an activation or a gradient is not finite, or there are no batches.
+        batches, metrics: as for `predicted_losses`.
     """
-    batches, family = list(batches), family_of(model)
+    family = family_of(model)
     heads = family.size(model.config, "heads")
-    moments = attention_moments(model, batches, loss)
     layers = encoder_layers(model)
     maps = [part(layer, family.output) for layer in layers]
     inputs = module_inputs(model, [*layers, *maps], batches)
     losses = []
-    for linear, of_layer, input_ND, context_NE in zip(
-        maps, moments, inputs[: len(layers)], inputs[len(layers) :], strict=True
+    for linear, metric_DD, input_ND, context_NE in zip(
+        maps, metrics.attentions, inputs[: len(layers)], inputs[len(layers) :], strict=True
     ):
-        root_DD = root_of(of_layer.metric_DD)
+        root_DD = root_of(metric_DD)
         output_ND = _centered(linear(context_NE.to(model.device)).detach()).double().cpu()
         left_ND = output_ND if family.pre_norm else affine_residuals(input_ND.cpu(), output_ND)
         without = (left_ND @ root_DD).square().sum() / len(input_ND)
@@ -121,7 +116,8 @@ def predicted_losses_of_ranks(
 
     Args:
         model: a model with the full word embedding.
-        batches, loss: as for `predicted_losses`.
+        batches: as for `predicted_losses`.
+        loss: such as `supernet.order.moments.sampled_loss(seed)`.
         frequencies: how often each token occurs (vocabulary,), as for `supernet.embedding.principal_axes`.
 
     Raises:
