@@ -9,6 +9,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distill.training.progress import ProgressCallback
 from distill.training.teacher import labels_of, load_config
 from nas.config.schema import ConfigError, StudyConfig
@@ -21,7 +23,7 @@ from nas.planning.finalists import ALLOCATED
 from nas.planning.stages import space_of
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
-from nas.preparation.workspace import UntrainedWorkspace, base_of_study
+from nas.preparation.workspace import UntrainedWorkspace, Workspace, base_of_study
 from search_spaces.architecture import Architecture
 from search_spaces.spaces import SpaceError
 from supernet.compensation.ridge import CompensationError
@@ -93,6 +95,14 @@ def fitted(config: StudyConfig) -> StudyConfig:
     return config.model_copy(update={"space": space, "rows": rows})
 
 
+def measured_on_rows(config: StudyConfig, workspace: Workspace) -> StudyConfig:
+    """The configuration whose latencies are those of a sentence of the median length of the dev rows, on which the
+    student is compared with the teacher, unless it has a length.
+    """
+    tokens = config.deployment.tokens or int(np.median(workspace.folders.rows("dev").lengths))
+    return config.model_copy(update={"deployment": config.deployment.model_copy(update={"tokens": tokens})})
+
+
 def best_allocation(
     config: StudyConfig, device: str, on_progress: ProgressCallback, note: Callable[[str], None]
 ) -> Architecture:
@@ -105,7 +115,7 @@ def best_allocation(
     base, graph = base_of_study(config)
     texts = ("warmup", *FINAL)
     workspace = prepare(config, device, on_progress, outputs=False, texts=texts, activations=(graph.activation,))
-    limits = limits_of(config, workspace, device, on_progress)
+    limits = limits_of(measured_on_rows(config, workspace), workspace, device, on_progress)
     head = workspace.folders.task.type.head
     try:
         start = base_model(config, base, graph)
