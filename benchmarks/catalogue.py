@@ -21,7 +21,6 @@ CATALOGUE = {
     "latency": Benchmark("predicted against measured latency of whole models", "2 minutes"),
     "memory": Benchmark("memory of a worker", "10 minutes"),
     "orchestration": Benchmark("time of a trial and memory of the driver besides training", "5 minutes"),
-    "scaling": Benchmark("how the cost of a candidate grows with its size", "10 minutes"),
     "samplers": Benchmark("evaluations that each sampler needs on the tabulated space", "10 minutes"),
     "tabulate": Benchmark("makes the tabulated space", "3 hours"),
     "leads": Benchmark("winners of searches against baselines, over seeds and budgets", "4 hours"),

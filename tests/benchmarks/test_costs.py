@@ -8,33 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import scaling
 from benchmarks.__main__ import main
 from benchmarks.latency import errors
 from benchmarks.memory import growth_per
-from benchmarks.scaling import flops, law_of
 from benchmarks.throughput import LENGTHS, SETTINGS, sequences
 from tests.benchmarks.tables import cells_of
 from tests.nas.tiny_study import TinyStudy
-
-VALUES = np.array([1, 2, 4, 6, 8, 12])
-
-
-@pytest.mark.parametrize("law", [(0.3, 0.2, 0.001), (0.3, 0, 2e-7), (0, 0.2, 0)])
-def test_the_law_of_known_seconds(law: tuple[float, float, float]) -> None:
-    assert law_of(VALUES, np.polynomial.Polynomial(law)(VALUES)) == pytest.approx(law, rel=1e-6, abs=1e-9)
-
-
-def test_no_law_has_a_negative_coefficient() -> None:
-    seconds = 5 + 0.5 * VALUES - 0.02 * VALUES**2
-    assert np.polyfit(VALUES, seconds, 2, w=1 / seconds)[0] < 0 <= law_of(VALUES, seconds).min()
-
-
-def test_operations_of_a_step() -> None:
-    """Four maps of attention and two of the FFN in each of six layers."""
-    assert flops("tokens", 128) == 2 * 3 * scaling.BATCH * 128 * 6 * 6 * 540**2
-    assert flops("layers", 12) == 2 * flops("layers", 6)
-    assert flops("width", 1080) == 4 * flops("width", 540)
 
 
 def test_growth_is_a_least_squares_line() -> None:
@@ -100,16 +79,3 @@ def test_the_smallest_run(name: str, tiny_study: TinyStudy, tmp_path: Path, caps
     path = tmp_path / "raw.json"
     assert main([name, *options.format(preset=tiny_study.preset).split(), "--json", str(path)]) == 0
     check(json.loads(path.read_text())["results"], cells_of(capsys.readouterr().out))
-
-
-def test_two_settings_of_scaling(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = {"STEPPED": {"layers": (1, 2)}, "BATCH": 2, "STEPS": 3, "TOKENS": 8}
-    for name, value in small.items():
-        monkeypatch.setattr(scaling, name, value)
-    file = tmp_path / "scaling.json"
-    assert main(["scaling", "--only", "layers", "--rounds", "2", "--json", str(file)]) == 0
-    assert "law: " in capsys.readouterr().out
-    seconds = json.loads(file.read_text())["results"]["seconds"]
-    assert {value: len(rounds) for value, rounds in seconds["layers"].items()} == {"1": 2, "2": 2}

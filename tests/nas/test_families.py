@@ -130,6 +130,8 @@ def test_a_roberta_from_the_search_to_onnx(shared_study: TinyStudy, roberta: Pat
         ("modernbert", "onnx"),
         ("eurobert", "onnx"),
         ("albert", "onnx"),
+        ("nomic", "onnx"),
+        ("jina", "torch"),
     ],
 )
 def test_families_from_the_search_to_ordinary_checkpoints(
