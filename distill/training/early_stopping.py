@@ -23,6 +23,7 @@ class EarlyStopping:
         if not recipe.eval_steps:
             raise ValueError("early stopping needs eval_steps, the number of steps between two evaluations")
         self.patience, self.eval_steps = recipe.early_stopping_patience, recipe.eval_steps
+        self.steps = recipe.steps
         self.model, self.score, self.accelerator = model, score, accelerator
         self.best_score, self.without_improvement = -math.inf, 0
         self.best_weights: dict[str, Tensor] = {}
@@ -32,8 +33,8 @@ class EarlyStopping:
         return self.without_improvement >= self.patience
 
     def evaluate(self, step: int) -> None:
-        """Evaluate the model if an evaluation is due after this step, counted from 1."""
-        if step % self.eval_steps:
+        """Evaluate the model if an evaluation is due after this step, counted from 1, or if it is the last one."""
+        if step % self.eval_steps and step != self.steps:
             return
         score = self._score_of_first_process()
         if score > self.best_score:

@@ -13,11 +13,11 @@ RECIPE_FIELDS = {field.name for field in fields(Recipe)} - {"steps", "early_stop
 
 
 class RecipeTable(Table):
-    """The recipe of a training, with the fields of `distill.training.recipe.Recipe`; its length is given in steps or in
-    epochs.
+    """The recipe of a training, with the fields of `distill.training.recipe.Recipe`; its length is given in steps, in
+    epochs, or in epochs with a limit on the steps.
 
     Attributes:
-        steps, epochs: the length; one of the two is given.
+        steps, epochs: the length; if both are given, the shorter one.
         fraction: the fraction of the rows that are trained on, which are drawn once; 1 means all rows.
         batch_size: rows in a batch.
         learning_rate: the highest one; it rises linearly and then falls linearly to 0.
@@ -40,22 +40,22 @@ class RecipeTable(Table):
     freeze_embeddings: bool = False
 
     @model_validator(mode="after")
-    def _has_one_length(self) -> "RecipeTable":
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError("give steps or epochs" + ("" if self.steps is None else ", not both"))
+    def _has_a_length(self) -> "RecipeTable":
+        if self.steps is None and self.epochs is None:
+            raise ValueError("give steps or epochs")
         return self
 
     def build(self, rows: int) -> Recipe:
         """The recipe for training on this many rows."""
-        steps = self.steps
-        if steps is None:
-            assert self.epochs is not None
-            steps = steps_of_epochs(self.epochs, rows, self.batch_size * self.gradient_accumulation_steps)
-        return Recipe(steps=steps, **self.model_dump(include=RECIPE_FIELDS))
+        lengths = [] if self.steps is None else [self.steps]
+        if self.epochs is not None:
+            lengths.append(steps_of_epochs(self.epochs, rows, self.batch_size * self.gradient_accumulation_steps))
+        return Recipe(steps=min(lengths), **self.model_dump(include=RECIPE_FIELDS))
 
 
 class EarlyStoppingTable(RecipeTable):
-    """The recipe of a training that may stop early, by its score on the search split after every epoch.
+    """The recipe of a training that may stop early, by its score on the search split after every epoch
+    and at its end.
 
     Attributes:
         early_stopping_patience: after this many epochs without a better score the training stops, and the model gets

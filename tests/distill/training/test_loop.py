@@ -277,6 +277,20 @@ def test_early_stopping(accelerator: Accelerator, tmp_path: Path, interrupted_at
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in reference.state_dict().items())
 
 
+def test_the_last_step_is_evaluated(accelerator: Accelerator) -> None:
+    scores = iter((3.0, 1.0, 2.0))
+    given: list[float] = []
+
+    def score() -> float:
+        given.append(next(scores))
+        return given[-1]
+
+    recipe = Recipe(steps=5, learning_rate=1e-3, early_stopping_patience=9, eval_steps=2)
+    model = tiny()
+    train(model, map(task, range(5)), hard_labels(), recipe, accelerator=accelerator, score=score)
+    assert given == [3.0, 1.0, 2.0], "after 2, 4 and 5 steps"
+
+
 def test_early_stopping_needs_a_score(accelerator: Accelerator) -> None:
     with pytest.raises(ValueError, match="early stopping needs a score"):
         train(tiny(), map(task, range(12)), hard_labels(), STOPPING, accelerator=accelerator)
