@@ -54,19 +54,14 @@ def command(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from distill.table import Table
-    from nas.report.choice import choose, facts_of, stage_of, text_of  # optuna takes a second
+    from nas.report.choice import facts_of, pick, text_of  # optuna takes a second
     from nas.report.study import read
+    from nas.study.attributes import COSTS
 
-    given = ("max_params", "max_macs", "max_latency", "max_size", "keep")
-    others = [name for name in given if getattr(options, name) is not None]
-    if options.trial is not None and others:
-        raise ConfigError(f"--trial names the trial: leave out --{others[0].replace('_', '-')}")
     folder = Folder(options.study)
     study = read(folder, options.storage)
-    stage = stage_of(study, options.stage)
-    keep = study.config.keep
-    cost = stage.goals[1] if len(stage.goals) > 1 else keep.cost if keep else "params"
-    candidate, why = choose(stage, options, cost)
+    limits = {name: getattr(options, f"max_{name}") for name in COSTS}
+    stage, candidate, why = pick(study, options.stage, options.trial, options.keep, limits)
     out = options.out or folder.path / "picked.json"
     try:
         candidate.architecture.save(out)

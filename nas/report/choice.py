@@ -2,7 +2,6 @@
 the front.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -88,28 +87,52 @@ def of_number(stage: Stage, number: int) -> Candidate:
     return candidate
 
 
-def choose(stage: Stage, options: argparse.Namespace, cost: str) -> tuple[Candidate, str]:
-    """The candidate that the options ask for, and why it was chosen.
+def pick(
+    study: Study,
+    stage: str | None = None,
+    trial: int | None = None,
+    keep: str | None = None,
+    limits: Mapping[str, str | None] | None = None,
+) -> tuple[Stage, Candidate, str]:
+    """The stage and the candidate that are asked for, and why the candidate was chosen.
 
     Args:
-        cost: the cost that `--keep` minimizes.
+        stage: the name of the stage; None: the last one with a score.
+        trial: the number of the candidate.
+        keep: the cheapest candidate with this fraction of the teacher's score, such as "99%".
+        limits: a cost -> its maximum, such as "8M" or "12ms", or None.
 
     Raises:
-        ConfigError: no candidate is what the options ask for.
+        ConfigError: no candidate is what is asked for, or a number is given with other wishes.
     """
-    if options.trial is not None:
-        return of_number(stage, options.trial), "chosen by its number"
-    limits = limits_of(options)
+    given = {name: maximum for name, maximum in (limits or {}).items() if maximum is not None}
+    others = [*(f"max-{name}" for name in given), *(["keep"] if keep is not None else [])]
+    if trial is not None and others:
+        raise ConfigError(f"--trial names the trial: leave out --{others[0]}")
+    chosen = stage_of(study, stage)
+    if trial is not None:
+        return chosen, of_number(chosen, trial), "chosen by its number"
+    return chosen, *choose(study, chosen, keep, limits_of(given))
+
+
+def choose(study: Study, stage: Stage, keep: str | None, limits: Mapping[str, float]) -> tuple[Candidate, str]:
+    """The candidate of a stage within the limits, and why it was chosen.
+
+    Raises:
+        ConfigError: there is none.
+    """
     candidates = list(stage.scored if limits else stage.within_budget)
     if not candidates:
         within_budget = "" if limits else " within its budget"
         raise ConfigError(f"stage-{stage.name} has no trial with a score{within_budget} yet")
     candidates = within(candidates, limits)
-    if options.keep is not None:
+    if keep is not None:
         try:
-            fraction = float(proportion(options.keep))
+            fraction = float(proportion(keep))
         except ValueError as error:
             raise ConfigError(f"--keep: {error}") from None
+        goal = study.config.keep
+        cost = stage.goals[1] if len(stage.goals) > 1 else goal.cost if goal else "params"
         chosen = cheapest_keeping(candidates, stage, fraction, cost)
         return chosen, f"the lowest {cost} of those that keep {fraction:.1%} of the teacher's score"
     best = max(candidates, key=lambda candidate: candidate.score)
@@ -123,18 +146,17 @@ def choose(stage: Stage, options: argparse.Namespace, cost: str) -> tuple[Candid
     return best, f"the best of {len(candidates)} so far"
 
 
-def limits_of(options: argparse.Namespace) -> dict[str, float]:
-    """The limits that the options set, by cost.
+def limits_of(given: Mapping[str, str]) -> dict[str, float]:
+    """The limits by cost, from texts such as "8M" or "12ms".
 
     Raises:
         ConfigError: a limit cannot be read.
     """
+    read = {"params": count, "macs": count, "latency": _microseconds, "size": file_size}
     limits = {}
-    for name, read in {"params": count, "macs": count, "latency": _microseconds, "size": file_size}.items():
-        text = getattr(options, f"max_{name}")
+    for name, text in given.items():
         try:
-            if text is not None:
-                limits[name] = read(text)
+            limits[name] = read[name](text)
         except ValueError as error:
             raise ConfigError(f"--max-{name}: {error}") from None
     return limits

@@ -10,10 +10,15 @@ import argparse
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distill.cli import DONE, Parser, interruptible
 from foundation import __version__
 from foundation.errors import UserError
+
+if TYPE_CHECKING:
+    from nas.report.page import Section
+    from nas.report.study import Study
 
 
 def parser() -> Parser:
@@ -39,54 +44,83 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Write the report.
+    """Write the report, and print where it is.
 
     Raises:
         UserError: a mistake in the options or the study.
     """
-    if find_spec("matplotlib") is None:
-        raise UserError("matplotlib is not installed: install the extra plots (pip install 'ffn-nas[plots]')")
-    from foundation.files import read_json
-    from nas.report import sections, verdict
-    from nas.report.figures import styled
-    from nas.report.page import render
+    check_plots()
+    from nas.report import verdict
     from nas.report.study import read
-    from nas.report.trained import trained
     from nas.study.folder import Folder
 
     out = options.out or options.study / "report.html"
+    study = read(Folder(options.study), options.storage)
+    page = write_report(study, out, options.checkpoint)
+    lead, pictures = verdict.of_study(study), out.with_suffix("")
+    print(f"{lead}\nwrote {out} ({len(page) / 1e6:.1f} MB) and {page.count('<figure ')} figures in {pictures}")
+    final = options.study / "final"
+    if options.checkpoint is None and final.exists() and (reason := reason_against(final)):
+        print(f"without the final training: {reason}")
+    return DONE
+
+
+def check_plots() -> None:
+    """Raise UserError if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise UserError("matplotlib is not installed: install the extra plots (pip install 'ffn-nas[plots]')")
+
+
+def write_report(study: "Study", out: Path, checkpoint: Path | None = None) -> str:
+    """Write the page and its figures; returns the page.
+
+    Args:
+        checkpoint: of the final training; by default that in the study's folder, if there is one.
+
+    Raises:
+        UserError: a file cannot be written, or the checkpoint is none.
+    """
+    from nas.report import verdict
+    from nas.report.figures import styled
+    from nas.report.page import render
+
     pictures = out.with_suffix("")
     if pictures == out:
         raise UserError(
             f"--out: give {out} an ending such as .html; the figures go into a folder of the same name without it"
         )
-    study = read(Folder(options.study), options.storage)
-    checkpoint = options.checkpoint or options.study / "final"
-    reason = reason_against(checkpoint)
-    if options.checkpoint is not None and reason:
-        raise UserError(f"--checkpoint: {reason}")
-    final = None if reason else read_json(checkpoint / "metrics.json")
-    lead = verdict.of_study(study)
+    footer = f"Written by ffn-nas {__version__}. The figures are also files in the folder {pictures.name}."
     with styled():
-        parts = [
-            sections.result(study, final),
-            sections.search(study),
-            sections.front(study),
-            sections.architectures(study, final),
-            sections.losses(final),
-            sections.nonlinearity(study),
-            trained(checkpoint) if final is not None else None,
-        ]
-        footer = f"Written by ffn-nas {__version__}. The figures are also files in the folder {pictures.name}."
+        parts = sections_of(study, checkpoint)
         try:
-            page = render(f"Study {study.name}", lead, [part for part in parts if part is not None], footer, pictures)
+            page = render(f"Study {study.name}", verdict.of_study(study), parts, footer, pictures)
             out.write_text(page, encoding="utf-8")
         except OSError as error:
             raise UserError(f"--out: {error.filename or out}: {error.strerror}") from None
-    print(f"{lead}\nwrote {out} ({len(page) / 1e6:.1f} MB) and {page.count('<figure ')} figures in {pictures}")
-    if reason and checkpoint.exists():
-        print(f"without the final training: {reason}")
-    return DONE
+    return page
+
+
+def sections_of(study: "Study", checkpoint: Path | None = None) -> "list[Section]":
+    """The sections of the report; the arguments and errors are those of `write_report`."""
+    from foundation.files import read_json
+    from nas.report import sections
+    from nas.report.trained import trained
+
+    chosen = checkpoint or study.folder.path / "final"
+    reason = reason_against(chosen)
+    if checkpoint is not None and reason:
+        raise UserError(f"--checkpoint: {reason}")
+    final = None if reason else read_json(chosen / "metrics.json")
+    parts = [
+        sections.result(study, final),
+        sections.search(study),
+        sections.front(study),
+        sections.architectures(study, final),
+        sections.losses(final),
+        sections.nonlinearity(study),
+        trained(chosen) if final is not None else None,
+    ]
+    return [part for part in parts if part is not None]
 
 
 def reason_against(checkpoint: Path) -> str:
