@@ -4,8 +4,10 @@ Every command turns a `UserError` into one line on stderr and exit status 2 (`di
 its own errors from it, so that callers can still tell them apart.
 """
 
+import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -34,3 +36,15 @@ def shortened(value: object, limit: int = 60) -> str:
     # Never the full repr: the value may be megabytes of text, or lists nested a thousand deep.
     text = repr(value[: limit + 1]) if isinstance(value, str) else reprlib.repr(value)
     return text if len(text) <= limit + 2 else f"{text[: limit - 3]}..."
+
+
+@contextmanager
+def naming_arguments() -> Iterator[None]:
+    """In this block, user errors name the arguments of a Python function in place of a command's options: `max_params`
+    for `--max-params`.
+    """
+    try:
+        yield
+    except UserError as error:
+        error.args = (re.sub(r"(?<!\S)--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error)),)
+        raise

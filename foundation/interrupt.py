@@ -48,6 +48,7 @@ def recording() -> Iterator[None]:
     try:
         yield
     finally:
+        _pressed.clear()
         signal.signal(signal.SIGINT, previous_handler)
         sys.unraisablehook = previous_hook
         atexit.unregister(_ignore)

@@ -12,16 +12,17 @@ from rich.console import Console
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from distill.command.report import show_measurements, write_metrics
-from distill.training.layout import ARCHITECTURE_FILE
+from distill.command.report import measurement_table, show_measurements, write_metrics
+from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import load_tokenizer, load_unchanged
 from foundation.errors import UserError
-from foundation.files import save_pretrained, scratch_folder
+from foundation.files import read_json, save_pretrained, scratch_folder
 from nas.compress.command import OWN, PRESET
 from nas.compress.rows import HELD_OUT, rows_of, write_rows
 from nas.compress.run import CompressRun, compress
 from nas.config.load import load_config
+from nas.report.drawing import svg
 from search_spaces.architecture import Architecture
 
 
@@ -46,6 +47,23 @@ class Compressed:
         console = Console(highlight=False, width=width, record=True, file=StringIO())
         show_measurements(console, self.metrics, "")
         return console.export_text()
+
+    def _repr_html_(self) -> str:
+        return measurement_table(self.metrics).html() + svg(self.architecture)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Compressed":
+        """Read what `save`, `python -m nas.compress` or `train_final.py` has written.
+
+        Raises:
+            UserError: the folder is no such checkpoint.
+        """
+        folder = Path(folder)
+        for name in (METRICS_FILE, ARCHITECTURE_FILE):
+            if not (folder / name).exists():
+                raise CompressError(f"{folder} is not a finished checkpoint: it has no {name}")
+        student, tokenizer = load_unchanged(str(folder)).eval(), load_tokenizer(str(folder))
+        return cls(student, tokenizer, Architecture.load(folder / ARCHITECTURE_FILE), read_json(folder / METRICS_FILE))
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint that transformers loads by itself, with the architecture and the measurements."""
@@ -97,7 +115,7 @@ def compress_model(
     Raises:
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
-    with scratch_folder() as folder, _quiet_transformers():
+    with scratch_folder() as folder, quiet_transformers():
         source = _source(model, tokenizer, folder / "teacher")
         rows = rows_of(train), None if dev is None else rows_of(dev)
         for name, given in zip(("train", "dev"), rows, strict=True):
@@ -122,12 +140,9 @@ def compress_model(
         }
         config = load_config(PRESET, settings)
         out = folder / "student"
-        metrics = compress(CompressRun(config=config, out=out, device=device), on_progress, warnings.warn)
-        if metrics is None:
+        if compress(CompressRun(config=config, out=out, device=device), on_progress, warnings.warn) is None:
             raise CompressError("only the first of several processes has a result")
-        student = load_unchanged(str(out)).eval()
-        architecture = Architecture.load(out / ARCHITECTURE_FILE)
-        return Compressed(student, load_tokenizer(str(out)), architecture, metrics)
+        return Compressed.load(out)
 
 
 class CompressError(UserError, ValueError):
@@ -135,7 +150,7 @@ class CompressError(UserError, ValueError):
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """A context in which transformers shows neither warnings nor progress bars."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

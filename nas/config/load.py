@@ -36,7 +36,7 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> StudyC
 
     Args:
         overrides: values by dotted path, such as `{"space.max_params": 15_000_000}`; those from options are
-            wrapped in `Given`.
+            wrapped in `Given`. Files of rows are relative to the working directory.
 
     Raises:
         ConfigError: the preset or file does not exist, is not TOML, or has an invalid value; the message names the key,
@@ -85,7 +85,7 @@ def parse_config(text: str, name: str, overrides: Mapping[str, Any] | None = Non
         if inner and not isinstance(tables.get(outer, {}), dict):
             continue  # the validation below reports this mistake
         given[place] = value
-    tables = merged(tables, _nested(given))
+    tables = merged(tables, _absolute_rows(_nested(given), Path()))
     try:
         return StudyConfig.model_validate(tables)
     except ValidationError as error:
@@ -185,7 +185,9 @@ def _absolute_rows(tables: dict[str, Any], preset: Path) -> dict[str, Any]:
         return tables
     resolved = {
         name: {
-            key: os.path.abspath(preset.parent / value) if key in ("train", "dev") and isinstance(value, str) else value
+            key: os.path.abspath(preset.parent / value)
+            if key in ("train", "dev") and isinstance(value, str | Path)
+            else value
             for key, value in table.items()
         }
         if isinstance(table, dict)

@@ -91,8 +91,8 @@ def pick(
     study: Study,
     stage: str | None = None,
     trial: int | None = None,
-    keep: str | None = None,
-    limits: Mapping[str, str | None] | None = None,
+    keep: str | float | None = None,
+    limits: Mapping[str, str | int | None] | None = None,
 ) -> tuple[Stage, Candidate, str]:
     """The stage and the candidate that are asked for, and why the candidate was chosen.
 
@@ -115,7 +115,7 @@ def pick(
     return chosen, *choose(study, chosen, keep, limits_of(given))
 
 
-def choose(study: Study, stage: Stage, keep: str | None, limits: Mapping[str, float]) -> tuple[Candidate, str]:
+def choose(study: Study, stage: Stage, keep: str | float | None, limits: Mapping[str, float]) -> tuple[Candidate, str]:
     """The candidate of a stage within the limits, and why it was chosen.
 
     Raises:
@@ -146,7 +146,7 @@ def choose(study: Study, stage: Stage, keep: str | None, limits: Mapping[str, fl
     return best, f"the best of {len(candidates)} so far"
 
 
-def limits_of(given: Mapping[str, str]) -> dict[str, float]:
+def limits_of(given: Mapping[str, str | int]) -> dict[str, float]:
     """The limits by cost, from texts such as "8M" or "12ms".
 
     Raises:
@@ -162,8 +162,8 @@ def limits_of(given: Mapping[str, str]) -> dict[str, float]:
     return limits
 
 
-def _microseconds(text: str) -> float:
-    limit = parse_latency(text)
+def _microseconds(text: str | int) -> float:
+    limit = parse_latency(str(text))
     if limit.relative:
         raise ValueError("give a time such as '12ms'; a part of the teacher's latency is for searches")
     return float(limit.value)

@@ -26,12 +26,16 @@ _STATES = {TrialState.COMPLETE: COMPLETE, TrialState.PRUNED: PRUNED, TrialState.
 FIXED_BASELINES = BASELINES - {WINNER, WINNER_WITH_BASE_GRAPHS}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Candidate:
     """A trial of the study `stage`."""
 
     trial: FrozenTrial
     stage: str
+
+    def __repr__(self) -> str:
+        result = f"{self.score:.4f}" if self.state == COMPLETE else self.state
+        return f"<Candidate {self.stage}/{self.number}: {result}>"
 
     @property
     def number(self) -> int:

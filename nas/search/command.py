@@ -5,7 +5,6 @@ The command is `python -m nas.search` or `ffn-nas`; `nas.search.options` has its
 
 import argparse
 import contextlib
-import os
 import sys
 from pathlib import Path
 
@@ -79,7 +78,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
         from nas.search.pipeline import prepare_search, run_search
         from nas.search.run import SearchRun
         from nas.study.storage import reporting_failures
-        from nas.workers.cluster import Cluster
+        from nas.workers.cluster import Cluster, usual_workers
         from search_spaces.architecture import Architecture
 
         transformers_logging.set_verbosity_error()
@@ -89,9 +88,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
             path=folder,
             stages=STAGES[options.stage],
             start=Architecture.load(options.start) if options.start else None,
-            cluster=Cluster(
-                workers=options.workers or min(2, os.cpu_count() or 1), address=options.address, device=options.device
-            ),
+            cluster=Cluster(workers=options.workers or usual_workers(), address=options.address, device=options.device),
             storage=options.storage,
             resume=options.resume,
         )

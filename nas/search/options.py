@@ -217,24 +217,39 @@ def _add_output(result: Parser) -> None:
 
 def check(options: argparse.Namespace, study: str) -> None:
     """Raise ConfigError for mistakes that can be seen in the options alone."""
-    if not re.fullmatch(r"\w[\w.+-]*", study):
-        raise ConfigError(
-            f"--study {study!r}: use only letters, digits, '.', '_', '+' and '-', "
-            "and start with a letter, a digit or '_'"
-        )
-    if options.workers is not None and options.workers < 1:
-        raise ConfigError(f"--workers: must be at least 1, not {options.workers}")
-    if options.address is None:
-        try:
-            device(options.device)
-        except argparse.ArgumentTypeError as error:
-            raise ConfigError(f"--device {options.device}: {error}") from None
+    check_arguments(study, options.stage, options.start is not None, options.workers, options.address, options.device)
     if several_processes() and not options.prepare:
         raise ConfigError(
             "only the preparation runs in several processes: add --prepare, then start the search in one process "
             "(--workers sets how many candidates it evaluates at a time)"
         )
-    if options.start and options.stage not in ("2", "3"):
+
+
+def check_arguments(
+    study: str, stage: str, starts: bool, workers: int | None, address: str | None, on_device: str
+) -> None:
+    """Raise ConfigError for what cannot be searched with any configuration.
+
+    Args:
+        study: the name of the study's folder.
+        stage: a key of `STAGES`.
+        starts: whether there is an architecture to refine.
+    """
+    if not re.fullmatch(r"\w[\w.+-]*", study):
+        raise ConfigError(
+            f"--study {study!r}: use only letters, digits, '.', '_', '+' and '-', "
+            "and start with a letter, a digit or '_'"
+        )
+    if stage not in STAGES:
+        raise ConfigError(f"--stage: must be one of {', '.join(STAGES)}, not {stage!r}")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers: must be at least 1, not {workers}")
+    if address is None:
+        try:
+            device(on_device)
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"--device {on_device}: {error}") from None
+    if starts and stage not in ("2", "3"):
         raise ConfigError(
             "--from: only stages 2 and 3 refine an architecture; use --stage 2 or --stage 3, or leave out --from"
         )

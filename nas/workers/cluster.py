@@ -52,6 +52,11 @@ class Cluster:
     device: str = "auto"
 
 
+def usual_workers() -> int:
+    """How many candidates are evaluated at a time unless it is said: one per processor, at most 2."""
+    return min(2, os.cpu_count() or 1)
+
+
 class ActorManager(RayActorManager):
     """Ray Tune's manager of workers, changed so that only the trial fails whose worker Ray killed because memory ran
     out. In Ray 2.60 the error of such a worker, which is neither a task error nor an actor error, ends the whole run.

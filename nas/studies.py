@@ -1,0 +1,206 @@
+"""`load_study`: a search's folder in Python, whether the search has ended, was interrupted or is still running."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill.training.progress import ProgressCallback, ignore_progress
+from foundation.errors import naming_arguments
+from nas.compress.python import Compressed, quiet_transformers
+from nas.config.schema import ConfigError
+from nas.final.folder import make_folder
+from nas.final.run import FinalRun, train_final
+from nas.report import choice, command, study, verdict
+from nas.report.drawing import svg
+from nas.report.figures import styled
+from nas.report.outcome import entry, models_of, models_table
+from nas.report.page import Picture
+from nas.report.study import COMPLETE, Candidate, Stage, read
+from nas.study.attributes import ARCHITECTURE, COSTS, WITHIN_BUDGET, attribute
+from nas.study.description import formula
+from nas.study.folder import Folder
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Study(study.Study):
+    """A study as it was when it was loaded, and what can be done with it. Notebooks show its table and the drawing of
+    its best architecture.
+    """
+
+    def __repr__(self) -> str:
+        return f"<Study {self.folder.path}: {verdict.of_study(self)}>"
+
+    def _repr_html_(self) -> str:
+        entries = [entry(self, *model) for model in models_of(self)]
+        winner = entries[-1] if self.last.leader is not None else None
+        table = models_table(entries, self.last.goals[0], self.last.teacher, winner, f"Study {self.name}")
+        return table.html() + ("" if self.best is None else svg(self.best.architecture))
+
+    @property
+    def best(self) -> Candidate | None:
+        """The winner of the last stage that has ended or, if none has, the best candidate so far within the budget."""
+        return self.last.leader
+
+    def pick(
+        self,
+        trial: int | None = None,
+        *,
+        stage: str | None = None,
+        keep: str | float | None = None,
+        max_params: str | int | None = None,
+        max_macs: str | int | None = None,
+        max_latency: str | None = None,
+        max_size: str | int | None = None,
+    ) -> Candidate:
+        """The candidate that `python -m nas.pick` chooses: the knee of the front, or with one goal the winner.
+
+        Args:
+            trial: the number of the candidate, in place of all limits.
+            stage: "1", "2" or "3"; by default the last one with a score.
+            keep: the cheapest candidate that keeps this fraction of the teacher's score, such as "99%" or 0.99.
+            max_params, max_macs: limits such as "8M" or 8_000_000.
+            max_latency, max_size: limits such as "12ms" and "10MB".
+
+        Raises:
+            UserError: there is no such candidate.
+        """
+        limits = {"params": max_params, "macs": max_macs, "latency": max_latency, "size": max_size}
+        with naming_arguments():
+            return choice.pick(self, stage, trial, keep, limits)[1]
+
+    def front(self, cost: str | None = None) -> list[Candidate]:
+        """The Pareto front of score and a cost in the last stage, the cheapest first.
+
+        Args:
+            cost: "params", "macs", "latency" or "size"; by default the second goal or, without one, what the
+                configuration limits.
+        """
+        return [point.candidate for point in self.last.front(cost or self._cost())]
+
+    def _cost(self) -> str:
+        if len(self.last.goals) > 1:
+            return self.last.goals[1]
+        if self.config.keep is not None:
+            return self.config.keep.cost
+        limited = (name for name in reversed(COSTS) if getattr(self.config.space, f"max_{name}") is not None)
+        return next(limited, "params")
+
+    def trials_dataframe(self) -> "pandas.DataFrame":
+        """The trials of all stages: a row for each, with its scores, costs and parameters.
+
+        `value` is what the stage compares candidates by and `score` the task's metric; `confirmed` is the mean score
+        after training with fresh seeds; latencies are in microseconds, sizes in bytes.
+        """
+        import pandas
+
+        return pandas.DataFrame([self._row(stage, one) for stage in self.stages for one in stage.candidates])
+
+    def _row(self, stage: Stage, candidate: Candidate) -> dict[str, Any]:
+        """A trial as a row of `trials_dataframe`; missing values are None."""
+        value, error = candidate.result
+        confirmed, attributes = self.confirmed_scores(candidate), candidate.trial.user_attrs
+        described = attribute(candidate.trial, ARCHITECTURE) is not None  # not before it was asked for
+        return {
+            "stage": stage.name,
+            "trial": candidate.number,
+            "origin": candidate.origin,
+            "state": candidate.state,
+            "reason": candidate.reason,
+            "value": value,
+            "standard_error": error,
+            "score": stage.metric(candidate) if candidate.state == COMPLETE else None,
+            "confirmed": sum(confirmed) / len(confirmed) if confirmed else None,
+            **{name: attributes.get(name) for name in ("params", "params_active", "macs", "latency", "size")},
+            "within_budget": attributes.get(WITHIN_BUDGET),
+            "duplicate_of": candidate.duplicate_of,
+            "seconds": attributes.get("seconds"),
+            "formula": formula(candidate.architecture) if described else None,
+            **candidate.trial.params,
+        }
+
+    def figures(self) -> "dict[str, Figure | str]":
+        """The figures of the report by their names: of matplotlib, or SVG for drawings of architectures.
+
+        Raises:
+            UserError: matplotlib is not installed.
+        """
+        command.check_plots()
+        with styled():
+            parts = [part for section in command.sections_of(self) for part in section.parts]
+        return {part.name: part.drawn for part in parts if isinstance(part, Picture)}
+
+    def report(self, out: str | Path | None = None, checkpoint: str | Path | None = None) -> Path:
+        """Write the page that `python -m nas.report` writes; returns its file.
+
+        Args:
+            out: the page, by default report.html in the study's folder; the figures go into a folder of the same name.
+            checkpoint: of the final training; by default that in the study's folder, if there is one.
+
+        Raises:
+            UserError: matplotlib is not installed, a file cannot be written, or the checkpoint is none.
+        """
+        command.check_plots()
+        page = Path(out) if out is not None else self.folder.path / "report.html"
+        with naming_arguments():
+            command.write_report(self, page, Path(checkpoint) if checkpoint is not None else None)
+        return page
+
+    def train(
+        self,
+        candidate: Candidate | None = None,
+        out: str | Path | None = None,
+        *,
+        seed: int | None = None,
+        device: str = "auto",
+        skip_base: bool = False,
+        resume: bool = False,
+        on_progress: ProgressCallback = ignore_progress,
+    ) -> Compressed:
+        """Train a candidate in earnest, as `train_final.py` does, and write the checkpoint.
+
+        Args:
+            candidate: by default `best`.
+            out: an empty or new folder; by default "final" in the study's folder.
+            seed: of batch order and dropout; by default the study's.
+            skip_base: do not train and measure the base model for comparison.
+            resume: continue a training in `out` that was interrupted.
+            on_progress: called with the current piece of work and the fraction of it that is done.
+
+        Raises:
+            UserError: nothing has a score yet, `out` has other files, or the training diverged.
+        """
+        chosen = candidate or self.best
+        folder = Path(out) if out is not None else self.folder.path / "final"
+        if chosen is None:
+            raise ConfigError(f"{self.folder.path} has no trial with a score within its budget yet")
+        final = FinalRun(
+            config=self.config,
+            architecture=chosen.architecture,
+            out=folder,
+            seed=self.config.seed if seed is None else seed,
+            device=device,
+            skip_base=skip_base,
+        )
+        with naming_arguments(), quiet_transformers():
+            make_folder(folder, resume)
+            train_final(final, on_progress, warnings.warn)
+        return Compressed.load(folder)
+
+
+def load_study(folder: str | Path, storage: str | None = None) -> Study:
+    """The study in the folder of a search, as far as it has come.
+
+    Args:
+        folder: such as "results/demo".
+        storage: the Optuna storage URL; by default study.db in the folder.
+
+    Raises:
+        UserError: it is not the folder of a study, no stage has begun, or its storage cannot be read.
+    """
+    with naming_arguments():
+        return Study(**vars(read(Folder(Path(folder)), storage)))

@@ -1,0 +1,172 @@
+"""`load_study`: what it gives is what the commands show and write."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nas
+from foundation.errors import UserError, naming_arguments
+from nas import pick
+from nas.report import command
+from nas.report.drawing import svg
+from nas.report.outcome import results_of
+from nas.studies import Study, load_study
+from search_spaces import Architecture
+from tests.nas.report import synthetic
+from tests.nas.tiny_study import trials_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study with two goals, whose candidates are compared by fidelity."""
+    path = tmp_path_factory.mktemp("studies") / "demo"
+    synthetic.write(path, trials=16, goals=("fidelity", "params"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def study(folder: Path) -> Study:
+    return load_study(folder)
+
+
+def test_the_trials(study: Study, folder: Path) -> None:
+    frame, trials = study.trials_dataframe(), trials_of(folder)
+    assert list(frame.trial) == [trial.number for trial in trials] and set(frame.stage) == {"1"}
+    for (_, row), trial in zip(frame.iterrows(), trials, strict=True):
+        assert row.origin == trial.user_attrs["origin"]
+        if row.state == "complete":
+            assert (row.value, row.params) == (trial.values[0], trial.user_attrs["params"])
+            assert row.score == trial.user_attrs["score/word_order"] != row.value
+        assert {name: row[name] for name in trial.params} == trial.params
+    assert frame.confirmed.notna().sum() >= 2
+    (entry,) = (model for model in results_of(study)["models"] if model["name"] == "winner of stage 1")
+    winner = frame[frame.trial == entry["trial"]].iloc[0]
+    assert (winner.confirmed, winner.formula) == (entry["confirmed"], entry["formula"])
+
+
+def test_the_best_and_the_front(study: Study, folder: Path) -> None:
+    assert study.best is not None
+    assert study.best.architecture == Architecture.load(folder / "architecture.json")
+    front = study.front()
+    prices, scores = zip(*((one.costs["params"], one.score) for one in front), strict=True)
+    assert list(prices) == sorted(prices) and list(scores) == sorted(scores) and len(front) > 2
+    frame = study.trials_dataframe().query("state == 'complete' and within_budget")
+    for price, score in zip(prices, scores, strict=True):
+        assert not ((frame.params <= price) & (frame.value > score)).any()
+    assert study.front("macs")[0].costs["macs"] == frame.macs.min()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, []),
+        ({"trial": 3}, ["--trial", "3"]),
+        ({"keep": 0.5}, ["--keep", "50%"]),
+        ({"max_params": "1M"}, ["--max-params", "1M"]),
+        ({"max_params": 10**6, "max_macs": "1G"}, ["--max-params", "1M", "--max-macs", "1G"]),
+    ],
+)
+def test_what_is_picked_is_what_the_command_picks(
+    study: Study, folder: Path, tmp_path: Path, arguments: dict[str, object], words: list[str]
+) -> None:
+    assert pick.main([str(folder), "--out", str(tmp_path / "picked.json"), *words]) == 0
+    assert study.pick(**arguments).architecture == Architecture.load(tmp_path / "picked.json")  # type: ignore[arg-type]
+
+
+def test_the_report_is_that_of_the_command(study: Study, folder: Path, tmp_path: Path) -> None:
+    page = study.report(tmp_path / "one.html")
+    assert command.main([str(folder), "--out", str(tmp_path / "two.html")]) == 0
+    assert page.read_text() == (tmp_path / "two.html").read_text().replace("folder two", "folder one")
+    figures = study.figures()
+    assert set(figures) == {file.stem for file in (tmp_path / "one").iterdir()}
+    assert study.best is not None
+    assert figures["architecture-stage-1-winner"] == svg(study.best.architecture)
+
+
+def test_how_it_is_shown(study: Study, folder: Path) -> None:
+    assert study.best is not None
+    shown = study._repr_html_()
+    assert f"1/{study.best.number}" in shown and "global importance" in shown and svg(study.best.architecture) in shown
+    assert str(folder) in repr(study) and len(repr(study)) < 400
+    assert repr(study.best) == f"<Candidate 1/{study.best.number}: {study.best.score:.4f}>"
+
+
+def test_a_study_that_has_not_ended(tmp_path: Path) -> None:
+    synthetic.write(tmp_path / "s", trials=6, unfinished=True)
+    study = load_study(str(tmp_path / "s"))
+    frame = study.trials_dataframe()
+    assert "unfinished" in set(frame.state)
+    best = max(frame[frame.state.eq("complete") & frame.within_budget.eq(True)].value)
+    assert study.best is not None and study.best.score == best and study.pick().score == best
+    assert "has not ended" in repr(study) and "<svg" in study._repr_html_()
+    synthetic.write(tmp_path / "begun", trials=0, unfinished=True)
+    begun = load_study(tmp_path / "begun")
+    assert begun.best is None and begun.front() == [] and "<svg" not in begun._repr_html_()
+    with pytest.raises(UserError, match="has no trial with a score yet"):
+        begun.pick()
+    with pytest.raises(UserError, match="has no trial with a score within its budget yet"):
+        begun.train()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"trial": 99}, "^trial: stage-1 has trials 0 to "),
+        ({"trial": 1, "keep": "99%"}, "^trial names the trial: leave out keep$"),
+        ({"trial": 1, "max_params": "1M"}, "leave out max_params$"),
+        ({"max_params": 1}, "^max_params: no trial has at most 1 parameters"),
+        ({"max_latency": "12ms"}, "^max_latency: the trials of this study have no latency"),
+        ({"keep": "many"}, "^keep: must be a fraction"),
+        ({"stage": "2"}, "^stage: .* has the stages 1, not 2"),
+    ],
+)
+def test_mistakes_name_the_arguments(study: Study, arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        study.pick(**arguments)  # type: ignore[arg-type]
+
+
+def test_what_is_no_study(study: Study, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none is not a study's folder: it has no config.toml"):
+        load_study(tmp_path / "none")
+    with pytest.raises(UserError, match=r"^checkpoint: .* is not a finished checkpoint of train_final.py"):
+        study.report(tmp_path / "page.html", checkpoint=tmp_path)
+    with pytest.raises(UserError, match=r"^out: give .* an ending such as .html"):
+        study.report(tmp_path / "page")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^out .* exists and is not empty"):
+        study.train(out=tmp_path)
+
+
+def test_errors_keep_their_types() -> None:
+    class Special(UserError, ValueError):
+        pass
+
+    with (
+        pytest.raises(Special, match=r"^max_params: 3 is too much; see https://a--b and max_macs$"),
+        naming_arguments(),
+    ):
+        raise Special("--max-params: 3 is too much; see https://a--b and --max-macs")
+
+
+PROGRAM = """
+import sys, time
+begin = time.perf_counter()
+import nas
+seconds = time.perf_counter() - begin
+assert not {"torch", "transformers", "optuna", "ray", "numpy", "pandas"} & set(sys.modules)
+assert set(nas.__all__) <= set(dir(nas))
+"""
+
+
+def test_importing_is_cheap() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+
+
+def test_every_name_is_there() -> None:
+    assert sorted(nas.__all__) == sorted([*nas._MODULE_OF, "UserError"])
+    for name in nas.__all__:
+        assert getattr(nas, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = nas.Nothing
