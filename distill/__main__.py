@@ -84,7 +84,19 @@ def check(options: Any) -> None:
 
 
 def command(options: Any) -> int:
-    """Train the chain of the teacher, the assistants and the student.
+    """Train the chain of the teacher, the assistants and the student, and print the results; returns the exit status.
+
+    Raises:
+        UserError: the options are invalid, or the models, rows and settings are incompatible.
+    """
+    planned = plan(options)
+    from distill.command.report import train_and_report
+
+    return train_and_report(options, **planned)
+
+
+def plan(options: Any) -> dict[str, Any]:
+    """What `distill.command.report.train_models` trains, on what, for these options.
 
     Raises:
         UserError: the options are invalid, or the models, rows and settings are incompatible.
@@ -93,7 +105,6 @@ def command(options: Any) -> int:
     with loading(options.quiet):
         from distill.command.examples import check_sizes, open_examples
         from distill.command.objective import check_models, objective_settings
-        from distill.command.report import train_and_report
         from distill.training.run import TEACHER, Training
         from distill.training.students import load_student
         from distill.training.teacher import load_model
@@ -123,7 +134,7 @@ def command(options: Any) -> int:
     for name, source in (assistants | {"student": options.student}).items():
         student = partial(make, source)
         models[name] = Training(make=student, recipe=recipe, objective=options.objective, settings=settings)
-    return train_and_report(options, models, examples, accelerator, settings=settings)
+    return {"models": models, "examples": examples, "accelerator": accelerator, "settings": settings}
 
 
 if __name__ == "__main__":

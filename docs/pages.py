@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("foundation", "search_spaces", "distill", "supernet", "nas")
 FILES = {"Contributing": "CONTRIBUTING.md", "Security": "SECURITY.md", "Changelog": "CHANGELOG.md"}
 # The files that pages link to, apart from other pages.
-ATTACHED = ("LICENSE", "examples/*.py", "results/*.json", "results/*.png")
+ATTACHED = ("LICENSE", "examples/*.py", "examples/*.ipynb", "results/*.json", "results/*.png")
 # The guides in docs/, in the order of the navigation.
 GUIDES: dict[str, str | dict[str, str]] = {
     "Home": "index.md",
@@ -31,6 +31,7 @@ GUIDES: dict[str, str | dict[str, str]] = {
     "The search": "search.md",
     "Guides": {
         "The command line": "command_line.md",
+        "In Python": "python.md",
         "Your own data": "own_data.md",
         "Your own teacher": "own_teacher.md",
         "Budgets and latency": "budgets.md",

@@ -6,44 +6,42 @@ The teacher is fine-tuned on the rows first; the student starts from three of it
 and from the teacher's predictions (the objective `kd`). Takes about a minute on two cores.
 """
 
-import json
-import sys
+from tickets import LABEL, TEXT, folder_of, rows
 
-from tickets import LABEL, TEXT, prepare
-
-from distill.__main__ import main as distill
+from distill import distil
+from distill.training.progress import Progress
 
 
-def main() -> int:
-    out = prepare(__doc__, "results/example-distil")
-    options = {
-        "--teacher": "sentence-transformers/all-MiniLM-L6-v2",
-        "--finetune-teacher": 60,
-        "--student": "uniform:3",
-        "--objective": "kd",
-        "--set": "temperature=2",
-        "--steps": 60,
-        "--train": out / "train.tsv",
-        "--dev": out / "dev.tsv",
-        "--text": TEXT,
-        "--label": LABEL,
-        "--max-length": 32,
-        "--batch-size": 16,
-        "--learning-rate": 1e-4,
-        "--out": out / "student",
-    }
+def main() -> None:
+    out = folder_of(__doc__, "results/example-distil")
+    train, dev = rows()
     # The same as `ffn-distill --teacher ...` in a shell.
-    status = distill([str(word) for option in options.items() for word in option])
-    if status:
-        return status
-    models = json.loads((out / "student" / "metrics.json").read_text(encoding="utf-8"))["models"]
+    with Progress() as progress:
+        result = distil(
+            "uniform:3",
+            train,
+            dev,
+            teacher="sentence-transformers/all-MiniLM-L6-v2",
+            text=TEXT,
+            label=LABEL,
+            objective="kd",
+            settings={"temperature": 2.0},
+            finetune_teacher=60,
+            steps=60,
+            batch_size=16,
+            learning_rate=1e-4,
+            max_length=32,
+            on_progress=progress.update,
+        )
+    result.save(out / "student")
+    print(result.table())
+    models = result.metrics["models"]
     lost = models["teacher"]["accuracy"]["value"] - models["student"]["accuracy"]["value"]
     print(
         f"the student has {models['student']['params'] / models['teacher']['params']:.0%} of the teacher's parameters"
     )
     print(f"and loses {lost:.3f} of its accuracy")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,24 +9,35 @@ steps. Takes about a minute on two cores.
 
 import sys
 
-from tickets import LABEL, TEXT, prepare
+from tickets import LABEL, TEXT, folder_of, rows, write_rows
 
-from distill.__main__ import main as distill
+from distill import distil
+from distill.training.progress import Progress
 from supernet.experts.command import main as split_into_experts
 
 
 def main() -> int:
-    out = prepare(__doc__, "results/example-experts")
-    rows = ["--train", str(out / "train.tsv"), "--dev", str(out / "dev.tsv"), "--text", TEXT, "--label", LABEL]
-    training = ["--max-length", "32", "--batch-size", "16", "--learning-rate", "1e-4"]
+    out = folder_of(__doc__, "results/example-experts")
+    write_rows(out)
+    recipe = {"max_length": 32, "batch_size": 16, "learning_rate": 1e-4}
     # Without a teacher and with the objective `none`, distillation is ordinary fine-tuning.
-    start = ["--student", "sentence-transformers/all-MiniLM-L6-v2", "--objective", "none", "--steps", "60"]
-    status = distill([*start, *rows, *training, "--out", str(out / "dense")])
-    if status:
-        return status
+    with Progress() as progress:
+        dense = distil(
+            "sentence-transformers/all-MiniLM-L6-v2",
+            *rows(),
+            text=TEXT,
+            label=LABEL,
+            objective="none",
+            steps=60,
+            on_progress=progress.update,
+            **recipe,
+        )
+    dense.save(out / "dense")
     # The same as: python -m supernet.experts results/example-experts/dense --experts 4 ...
+    files = ["--train", str(out / "train.csv"), "--dev", str(out / "dev.csv"), "--text", TEXT, "--label", LABEL]
+    training = [word for name, value in recipe.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     experts = ["--experts", "4", "--routing", "hash", "--steps", "30", "--importance-batches", "4"]
-    return split_into_experts([str(out / "dense"), *experts, *rows, *training, "--out", str(out / "mixture")])
+    return split_into_experts([str(out / "dense"), *experts, *files, *training, "--out", str(out / "mixture")])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import argparse
 import random
 from pathlib import Path
 
+from pandas import DataFrame
+
 TEXT, LABEL = "message", "team"
 _OPENINGS = ("Hello,", "Good morning,", "Please help:", "Hi there,", "Dear team,", "Quick question:")
 _CLOSINGS = ("Thank you.", "Please reply soon.", "This is urgent.", "I look forward to your answer.", "Best regards.")
@@ -29,27 +31,32 @@ _BODIES = {
 }
 
 
-def prepare(description: str | None, out: str) -> Path:
-    """The folder of an example, which its option --out can change, with the rows in it."""
+def folder_of(description: str | None, out: str) -> Path:
+    """The folder of an example, which its option --out can change."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(out), help="an empty or new folder (default: %(default)s)")
     folder: Path = parser.parse_args().out
-    write_rows(folder)
     return folder
 
 
-def write_rows(folder: Path, train: int = 600, dev: int = 120, seed: int = 0) -> None:
-    """Write `train.tsv` and `dev.tsv` with the columns `message` and `team`, and `messages.txt` without labels."""
+def rows(train: int = 600, dev: int = 120, seed: int = 0) -> tuple[DataFrame, DataFrame]:
+    """Training and dev rows with the columns `message` and `team`."""
     rng = random.Random(seed)
-    rows = []
+    drawn = []
     for _ in range(train + dev):
         # Many messages mention two concerns; the label is the team of the first one.
         team, other = rng.sample(sorted(_BODIES), 2)
         message = f"{rng.choice(_OPENINGS)} {rng.choice(_BODIES[team])}"
         message += f" Also, {rng.choice(_BODIES[other])}" if rng.random() < 0.6 else f" {rng.choice(_CLOSINGS)}"
-        rows.append((message.format(number=rng.randrange(1000, 10_000)), team))
+        drawn.append((message.format(number=rng.randrange(1000, 10_000)), team))
+    frame = DataFrame(drawn, columns=[TEXT, LABEL])
+    return frame[:train], frame[train:]
+
+
+def write_rows(folder: Path) -> None:
+    """Write the rows to `train.csv` and `dev.csv`, and `messages.txt` without labels."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, part in (("train", rows[:train]), ("dev", rows[train:])):
-        lines = [f"{TEXT}\t{LABEL}", *("\t".join(row) for row in part)]
-        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "messages.txt").write_text("\n".join(message for message, _ in rows[:train]) + "\n", encoding="utf-8")
+    train, dev = rows()
+    train.to_csv(folder / "train.csv", index=False)
+    dev.to_csv(folder / "dev.csv", index=False)
+    (folder / "messages.txt").write_text("\n".join(train[TEXT]) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ its own errors from it, so that callers can still tell them apart.
 
 import re
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -39,12 +39,18 @@ def shortened(value: object, limit: int = 60) -> str:
 
 
 @contextmanager
-def naming_arguments() -> Iterator[None]:
+def naming_arguments(files: Mapping[str, str] | None = None) -> Iterator[None]:
     """In this block, user errors name the arguments of a Python function in place of a command's options: `max_params`
     for `--max-params`.
+
+    Args:
+        files: paths -> the arguments whose content they have.
     """
     try:
         yield
     except UserError as error:
-        error.args = (re.sub(r"(?<!\S)--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error)),)
+        text = re.sub(r"(?<!\S)--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
+        for path, argument in (files or {}).items():
+            text = text.replace(path, argument)
+        error.args = (text,)
         raise

@@ -12,8 +12,7 @@ from foundation.packages import check_packages
 if TYPE_CHECKING:
     from nas.compress.python import Compressed, compress_model
     from nas.config.load import load_config
-    from nas.search.python import run_search
-    from nas.studies import Study, load_study
+    from nas.studies import Study, load_study, run_search
 
 DISTRIBUTION = "ffn-nas"
 
@@ -23,8 +22,7 @@ __all__ = ["Compressed", "Study", "UserError", "compress_model", "load_config", 
 _MODULES = {
     "compress.python": ("Compressed", "compress_model"),
     "config.load": ("load_config",),
-    "search.python": ("run_search",),
-    "studies": ("Study", "load_study"),
+    "studies": ("Study", "load_study", "run_search"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

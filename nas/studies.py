@@ -1,14 +1,17 @@
-"""`load_study`: a search's folder in Python, whether the search has ended, was interrupted or is still running."""
+"""`run_search` and `load_study`: a search, and what it has found so far, in Python."""
 
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distill.memory import quiet_transformers
 from distill.training.progress import ProgressCallback, ignore_progress
+from foundation import interrupt
 from foundation.errors import naming_arguments
-from nas.compress.python import Compressed, quiet_transformers
-from nas.config.schema import ConfigError
+from nas.compress.python import Compressed
+from nas.config.load import load_config
+from nas.config.schema import ConfigError, StudyConfig
 from nas.final.folder import make_folder
 from nas.final.run import FinalRun, train_final
 from nas.report import choice, command, study, verdict
@@ -17,9 +20,15 @@ from nas.report.figures import styled
 from nas.report.outcome import entry, models_of, models_table
 from nas.report.page import Picture
 from nas.report.study import COMPLETE, Candidate, Stage, read
+from nas.search import pipeline
+from nas.search.options import STAGES, check_arguments
+from nas.search.progress import Progress
+from nas.search.run import SearchRun
 from nas.study.attributes import ARCHITECTURE, COSTS, WITHIN_BUDGET, attribute
 from nas.study.description import formula
 from nas.study.folder import Folder
+from nas.workers.cluster import Cluster, usual_workers
+from search_spaces.architecture import Architecture
 
 if TYPE_CHECKING:
     import pandas
@@ -204,3 +213,50 @@ def load_study(folder: str | Path, storage: str | None = None) -> Study:
     """
     with naming_arguments():
         return Study(**vars(read(Folder(Path(folder)), storage)))
+
+
+def run_search(
+    config: StudyConfig | str | Path,
+    folder: str | Path,
+    *,
+    stage: str = "all",
+    start: Architecture | None = None,
+    workers: int | None = None,
+    address: str | None = None,
+    device: str = "auto",
+    storage: str | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Study:
+    """Search, as `python -m nas.search` does. After Ctrl-C, a `KeyboardInterrupt`, `load_study` gives what was found so
+    far, and the same call with `resume=True` continues.
+
+    Args:
+        config: from `load_config`, or the name of a preset, or a .toml file.
+        folder: the new folder of the study, such as "results/mine".
+        stage: "1", "2", "3" or "all".
+        start: the architecture that stage 2 or 3 refines; by default the winner of the stage before it.
+        workers: how many candidates are evaluated at a time; by default one per processor, at most 2.
+        address: a running Ray cluster, "HOST:PORT".
+        device: "auto", "cpu" or "cuda".
+        storage: an Optuna storage URL; by default study.db in the folder.
+        resume: continue an interrupted study.
+        quiet: print only warnings instead of the progress.
+
+    Raises:
+        UserError: a mistake in the configuration or in the files that it names, or the folder has another search.
+    """
+    path = Path(folder)
+    with naming_arguments(), quiet_transformers(), interrupt.recording(), Progress(quiet=quiet) as progress:
+        check_arguments(path.name, stage, start is not None, workers, address, device)
+        search = SearchRun(
+            config=config if isinstance(config, StudyConfig) else load_config(str(config)),
+            path=path,
+            stages=STAGES[stage],
+            start=start,
+            cluster=Cluster(workers=workers or usual_workers(), address=address, device=device),
+            storage=storage,
+            resume=resume,
+        )
+        pipeline.run_search(search, progress)
+    return load_study(path, storage)

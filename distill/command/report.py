@@ -15,7 +15,7 @@ from distill.table import Column, Table, difference, millions, with_error
 from distill.training.evaluation import Load
 from distill.training.layout import METRICS_FILE
 from distill.training.measure import Measurements, environment
-from distill.training.progress import Progress
+from distill.training.progress import Progress, ProgressCallback
 from distill.training.run import Examples, Training, TrainingRun, run_training
 from foundation.errors import UserError
 from foundation.files import write_text
@@ -24,20 +24,34 @@ from foundation.files import write_text
 def train_and_report(
     options: Any, models: Mapping[str, Training], examples: Examples, accelerator: Accelerator, **more: Any
 ) -> int:
-    """Train the models, write metrics.json, with what more is given, and print it; returns the exit status.
+    """`train_models`, with its progress and results on the terminal; returns the exit status."""
+    quiet = not accelerator.is_main_process
+    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=quiet, stderr=options.json)
+    with Progress(console, options.quiet) as progress:
+        metrics = train_models(options, models, examples, accelerator, progress.update, **more)
+    return DONE if metrics is None else show(options, console, metrics)
+
+
+def train_models(
+    options: Any,
+    models: Mapping[str, Training],
+    examples: Examples,
+    accelerator: Accelerator,
+    on_progress: ProgressCallback,
+    **more: Any,
+) -> dict[str, Any] | None:
+    """Train the models and write metrics.json, with what more is given. Returns its content; None in all processes but
+    the first.
 
     Raises:
         UserError: as `run_training`, or the folder cannot be written.
     """
-    quiet = not accelerator.is_main_process
-    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=quiet, stderr=options.json)
     given = {"out": options.out, "options": recorded(options), "seed": options.seed}
     run = TrainingRun(models=models, examples=examples, tensorboard=options.tensorboard, **given)
     try:
-        with Progress(console, options.quiet) as progress:
-            measured = run_training(run, accelerator, progress)
+        measured = run_training(run, accelerator, on_progress)
         if not accelerator.is_main_process:
-            return DONE
+            return None
         loads = measured[run.student].get("expert_load", [])
         metrics = report(options, examples, accelerator, measured, **more, expert_load=loads)
         write_metrics(run.out, metrics)
@@ -49,7 +63,7 @@ def train_and_report(
     except ValueError as error:
         objective = models[run.student].objective
         raise error if isinstance(error, UserError) else UserError(f"--objective {objective}: {error}") from None
-    return show(options, console, metrics)
+    return metrics
 
 
 def report(

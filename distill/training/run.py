@@ -20,7 +20,7 @@ from distill.training.evaluation import EvalSet
 from distill.training.layout import ARCHITECTURE_FILE, CONFIG_FILE, OPTIONS_FILE, STATE
 from distill.training.loop import Diverged
 from distill.training.measure import Measurements, measure
-from distill.training.progress import Progress, step_reports
+from distill.training.progress import ProgressCallback, step_reports
 from distill.training.recipe import Recipe
 from distill.training.teacher import load_model
 from foundation.errors import UserError
@@ -100,7 +100,7 @@ class TrainingRun:
         return list(self.models)[-1]
 
 
-def run_training(run: TrainingRun, accelerator: Accelerator, progress: Progress) -> Measurements:
+def run_training(run: TrainingRun, accelerator: Accelerator, on_progress: ProgressCallback) -> Measurements:
     """Train, measure and save all models that an interrupted run has not finished.
 
     Raises:
@@ -112,7 +112,7 @@ def run_training(run: TrainingRun, accelerator: Accelerator, progress: Progress)
 
     def measure_as(name: str, model: PreTrainedModel, architecture: Architecture | None) -> None:
         if examples.eval_set is not None:
-            progress.update(f"{name}: measuring", None)
+            on_progress(f"{name}: measuring", None)
         known = {} if architecture is None else {name: architecture}
         saved = model.base_model if examples.headless else model
         measured.update(measure({name: saved}, examples.eval_set, accelerator, architectures=known))
@@ -124,7 +124,7 @@ def run_training(run: TrainingRun, accelerator: Accelerator, progress: Progress)
         if training.recipe is not None and training.measured_before:
             measure_as(before, model, training.architecture)
         if training.recipe is not None:
-            model = _trained(run, name, model, teacher, accelerator, progress)
+            model = _trained(run, name, model, teacher, accelerator, on_progress)
         if training.recipe is None or training.recipe.steps or not training.measured_before:
             measure_as(name, model, training.architecture)
         else:
@@ -138,7 +138,7 @@ def _trained(
     model: PreTrainedModel,
     teacher: PreTrainedModel | None,
     accelerator: Accelerator,
-    progress: Progress,
+    on_progress: ProgressCallback,
 ) -> PreTrainedModel:
     """The model after its training, saved, in eval mode; or the saved one, if an interrupted run had finished it."""
     training, examples = run.models[name], run.examples
@@ -153,7 +153,7 @@ def _trained(
             run.out.mkdir(parents=True, exist_ok=True)
             write_text(run.out / OPTIONS_FILE, json.dumps(run.options, indent=2) + "\n")
         what = f"{name}: {'fine-tuning' if teacher is None else training.objective}"
-        with step_reports(progress.update, what, recipe.steps, run.tensorboard, name, accelerator) as after_step:
+        with step_reports(on_progress, what, recipe.steps, run.tensorboard, name, accelerator) as after_step:
             try:
                 distil(
                     model,

@@ -123,8 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _without_labels(options: argparse.Namespace) -> int:
     """Compress with the teacher's predictions as labels."""
     with loading(options.quiet):
+        from distill.memory import write_rows
         from foundation.files import scratch_folder
-        from nas.compress.rows import predicted_labels, read_lines, write_rows
+        from nas.compress.rows import predicted_labels, read_lines
 
     check_new(options.out)
     config_of(options)  # before the texts are labeled

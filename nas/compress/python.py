@@ -1,25 +1,19 @@
 """`compress_model`: compress a model and rows that are in memory."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
-from distill.command.report import measurement_table, show_measurements, write_metrics
-from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE
+from distill.memory import naming_splits, quiet_transformers, source_of, write_splits
+from distill.python import Distilled
+from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
-from distill.training.teacher import load_tokenizer, load_unchanged
 from foundation.errors import UserError
-from foundation.files import read_json, save_pretrained, scratch_folder
+from foundation.files import scratch_folder
 from nas.compress.command import OWN, PRESET
-from nas.compress.rows import HELD_OUT, rows_of, write_rows
 from nas.compress.run import CompressRun, compress
 from nas.config.load import load_config
 from nas.report.drawing import svg
@@ -27,29 +21,17 @@ from search_spaces.architecture import Architecture
 
 
 @dataclass(frozen=True, eq=False)
-class Compressed:
-    """A compressed model.
+class Compressed(Distilled):
+    """A compressed model; notebooks show its measurements and the drawing of its architecture.
 
     Attributes:
-        student: the model, in eval mode; a model of transformers.
-        tokenizer: its tokenizer.
         architecture: what it consists of.
-        metrics: scores, costs and latencies of teacher and student, as metrics.json has them.
     """
 
-    student: PreTrainedModel
-    tokenizer: Any
     architecture: Architecture
-    metrics: Mapping[str, Any]
-
-    def table(self, width: int = 120) -> str:
-        """The scores, costs and latencies of teacher and student as text."""
-        console = Console(highlight=False, width=width, record=True, file=StringIO())
-        show_measurements(console, self.metrics, "")
-        return console.export_text()
 
     def _repr_html_(self) -> str:
-        return measurement_table(self.metrics).html() + svg(self.architecture)
+        return super()._repr_html_() + svg(self.architecture)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Compressed":
@@ -58,19 +40,12 @@ class Compressed:
         Raises:
             UserError: the folder is no such checkpoint.
         """
-        folder = Path(folder)
-        for name in (METRICS_FILE, ARCHITECTURE_FILE):
-            if not (folder / name).exists():
-                raise CompressError(f"{folder} is not a finished checkpoint: it has no {name}")
-        student, tokenizer = load_unchanged(str(folder)).eval(), load_tokenizer(str(folder))
-        return cls(student, tokenizer, Architecture.load(folder / ARCHITECTURE_FILE), read_json(folder / METRICS_FILE))
+        distilled = Distilled.load(folder)
+        return cls(**vars(distilled), architecture=Architecture.load(Path(folder) / ARCHITECTURE_FILE))
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint that transformers loads by itself, with the architecture and the measurements."""
-        folder = Path(folder)
-        save_pretrained(folder, self.student, self.tokenizer)
-        self.architecture.save(folder / ARCHITECTURE_FILE)
-        write_metrics(folder, self.metrics)
+        super().save(folder)
+        self.architecture.save(Path(folder) / ARCHITECTURE_FILE)
 
 
 def compress_model(
@@ -115,14 +90,9 @@ def compress_model(
     Raises:
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
-    with scratch_folder() as folder, quiet_transformers():
-        source = _source(model, tokenizer, folder / "teacher")
-        rows = rows_of(train), None if dev is None else rows_of(dev)
-        for name, given in zip(("train", "dev"), rows, strict=True):
-            _check_columns(given, name, (text, *([pair] if pair else ()), label))
-        if rows[1] is None and len(rows[0]) < 2 * HELD_OUT:
-            raise CompressError(f"train: {len(rows[0])} rows are too few to hold every tenth out; give dev, too")
-        files = write_rows(folder, *rows)
+    with scratch_folder() as folder, quiet_transformers(), naming_splits(folder):
+        source = source_of(model, tokenizer, folder / "teacher")
+        files = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
         table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}
         settings = {
             "teacher": source,
@@ -147,53 +117,3 @@ def compress_model(
 
 class CompressError(UserError, ValueError):
     """A model or rows that cannot be compressed."""
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """A context in which transformers shows neither warnings nor progress bars."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
-def _source(model: Any, tokenizer: Any, folder: Path) -> str:
-    """The folder or name of a model. One in memory is saved in `folder`, in float32, wherever and in whatever precision
-    it is.
-
-    Raises:
-        CompressError: it is no model, or has no tokenizer or one too many.
-    """
-    if isinstance(model, str | Path):
-        if tokenizer is not None:
-            raise CompressError("tokenizer: a folder or name has its own; leave it out")
-        return str(model)
-    if not isinstance(model, PreTrainedModel):
-        kind = type(model).__name__
-        raise CompressError(f"model: must be a model of transformers, a folder or a name, not {kind}")
-    if tokenizer is None:
-        raise CompressError("tokenizer: give that of the model")
-    weights = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict=weights)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def _check_columns(rows: list[dict[str, Any]] | None, name: str, columns: Sequence[str]) -> None:
-    """Raise CompressError unless there are rows, all with these columns; None stands for no rows at all."""
-    if rows is None:
-        return
-    if not rows:
-        raise CompressError(f"{name}: there are no rows")
-    for number, row in enumerate(rows):
-        for column in columns:
-            if column not in row:
-                raise CompressError(
-                    f"{name}: row {number} has no column {column!r}; it has {', '.join(map(repr, row))}"
-                )

@@ -1,25 +1,16 @@
-"""The rows to compress with: from memory, or from a text file with predicted labels."""
+"""The rows to compress with that are without labels: lines of a text file with predicted labels."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import pandas
 import torch
 
+from distill.memory import HELD_OUT, RowsError
 from distill.tasks.types import CLASSIFICATION, task_type_of
 from distill.training.loop import make_accelerator
 from distill.training.teacher import check_positions, load_tokenizer, load_unchanged
-from foundation.errors import UserError
 
-# Every tenth row is measured on, if there are no others.
-HELD_OUT = 10
 BATCH = 64
-
-
-class RowsError(UserError, ValueError):
-    """Rows cannot be used."""
 
 
 def read_lines(path: Path) -> list[str]:
@@ -35,46 +26,6 @@ def read_lines(path: Path) -> list[str]:
     if len(texts := [line for line in lines if line]) < HELD_OUT:
         raise RowsError(f"{path}: {len(texts)} lines of text are too few; at least {HELD_OUT} are needed")
     return texts
-
-
-def rows_of(data: Any) -> list[dict[str, Any]]:
-    """The rows of a `datasets.Dataset`, with the names of its classes, of a pandas data frame, or of any iterable of
-    mappings.
-
-    Raises:
-        RowsError: it is none of these.
-    """
-    if isinstance(data, pandas.DataFrame):
-        return list(data.to_dict("records"))
-    names = {
-        column: feature.names
-        for column, feature in (getattr(data, "features", None) or {}).items()
-        if hasattr(feature, "names")
-    }
-    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
-        raise RowsError(f"rows must be a Dataset, a data frame or a list of dictionaries, not {type(data).__name__}")
-    rows: list[dict[str, Any]] = []
-    for row in data:
-        if not isinstance(row, Mapping):
-            raise RowsError(f"row {len(rows)} must be a dictionary, not {type(row).__name__}")
-        for column in names.keys() & row.keys():
-            if row[column] not in range(len(names[column])):
-                raise RowsError(f"row {len(rows)} has no label in the column {column!r}, but {row[column]!r}")
-        rows.append({column: names[column][value] if column in names else value for column, value in row.items()})
-    return rows
-
-
-def write_rows(
-    folder: Path, train: Sequence[Mapping[str, Any]], dev: Sequence[Mapping[str, Any]] | None = None
-) -> tuple[Path, Path]:
-    """Write the rows to train.jsonl and dev.jsonl in a folder; without dev rows, every tenth row becomes one."""
-    if dev is None:
-        dev = train[HELD_OUT - 1 :: HELD_OUT]
-        train = [row for number, row in enumerate(train) if number % HELD_OUT != HELD_OUT - 1]
-    files = folder / "train.jsonl", folder / "dev.jsonl"
-    for file, rows in zip(files, (train, dev), strict=True):
-        file.write_text("".join(f"{json.dumps(dict(row), default=str)}\n" for row in rows), encoding="utf-8")
-    return files
 
 
 @torch.no_grad()

@@ -1,21 +1,25 @@
 """`load_study`: what it gives is what the commands show and write."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import nas
 from foundation.errors import UserError, naming_arguments
 from nas import pick
+from nas.config.load import load_config
 from nas.report import command
 from nas.report.drawing import svg
 from nas.report.outcome import results_of
-from nas.studies import Study, load_study
+from nas.studies import Study, load_study, run_search
 from search_spaces import Architecture
 from tests.nas.report import synthetic
-from tests.nas.tiny_study import trials_of
+from tests.nas.tiny_study import TinyStudy, states, trials_of, wait
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +174,74 @@ def test_every_name_is_there() -> None:
         assert getattr(nas, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = nas.Nothing
+
+
+SEARCH = """
+import sys
+from nas import load_config, load_study, run_search
+preset, folder, workers, resume = sys.argv[1:]
+config = load_config(preset)
+try:
+    study = run_search(config, folder, stage="1", workers=int(workers), resume=bool(resume), quiet=True)
+    print(study.best, study.trials_dataframe().state.eq("complete").sum())
+except KeyboardInterrupt:
+    study = load_study(folder)
+    print("interrupted", study.trials_dataframe().state.eq("complete").sum())
+"""
+
+
+@pytest.mark.slow
+def test_a_search_from_python(tiny_study: TinyStudy, searched: Path, tmp_path: Path) -> None:
+    """It finds what the command finds, and after Ctrl-C the study can be read and resumed."""
+    result = tiny_study.run("-c", SEARCH, tiny_study.preset, tmp_path / "s", "1", "")
+    assert (result.returncode, result.stderr) == (0, "")
+    one, two = (load_study(path).trials_dataframe().drop(columns="seconds") for path in (tmp_path / "s", searched))
+    assert one.equals(two)
+    with tiny_study.running("-c", SEARCH, tiny_study.preset, tmp_path / "t", "1", "") as process:
+        wait(process, lambda: states(tmp_path / "t")["COMPLETE"] >= 2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    state, count = out.split()[-2:]
+    assert state == "interrupted" and 2 <= int(count) < len(two)
+    assert tiny_study.run("-c", SEARCH, tiny_study.preset, tmp_path / "t", "1", "yes").returncode == 0
+    again = load_study(tmp_path / "t").trials_dataframe().drop(columns="seconds")
+    assert again.equals(two)
+
+
+@pytest.mark.slow
+def test_the_student_is_that_of_train_final(tiny_study: TinyStudy, copied: Path, tmp_path: Path) -> None:
+    result = load_study(copied).train(out=tmp_path / "one", device="cpu")
+    words = (copied / "architecture.json", "--out", tmp_path / "two", "--device", "cpu", "--quiet")
+    assert tiny_study.run("train_final.py", *words).returncode == 0
+    expected = load_file(tmp_path / "two" / "model.safetensors")
+    stored = result.student.state_dict()
+    assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())
+    assert result.architecture == Architecture.load(copied / "architecture.json")
+    assert {"teacher", "student", "base model"} == set(result.metrics["models"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"config": "demi"}, "^unknown preset 'demi'; did you mean 'demo'"),
+        ({"folder": "a study"}, "^study 'a study': use only letters"),
+        ({"stage": "4"}, "^stage: must be one of 1, 2, 3, all, not '4'"),
+        ({"workers": 0}, "^workers: must be at least 1, not 0"),
+        ({"start": Architecture.uniform(synthetic.BASE)}, "^from: only stages 2 and 3 refine"),
+        ({"resume": True}, "^nothing to resume: "),
+    ],
+)
+def test_searches_that_cannot_be_run(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    given = {"config": "demo-ffn", "folder": tmp_path / "s", "stage": "1", "quiet": True}
+    with pytest.raises(UserError, match=said):
+        run_search(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_files_of_rows_are_those_of_the_working_directory(tmp_path: Path) -> None:
+    rows = {"train": "a.tsv", "dev": tmp_path / "b.tsv", "text": "one", "label": "two"}
+    config = load_config("minilm", {"tasks": ["mine"], "rows.mine": rows})
+    assert (config.rows["mine"].train, config.rows["mine"].dev) == (
+        str(Path("a.tsv").resolve()),
+        str(tmp_path / "b.tsv"),
+    )

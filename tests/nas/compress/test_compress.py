@@ -11,12 +11,14 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Value
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
+from distill.memory import ModelError, RowsError, rows_of, write_rows
 from distill.training.teacher import TeacherError
 from nas.compress.command import config_of, main, parser
-from nas.compress.python import Compressed, CompressError, compress_model
-from nas.compress.rows import RowsError, read_lines, rows_of, write_rows
+from nas.compress.python import Compressed, compress_model
+from nas.compress.rows import read_lines
 from nas.compress.run import fitted
 from nas.config.schema import ConfigError
+from nas.report.drawing import svg
 from search_spaces import cost
 from tests.nas.tiny_study import TinyStudy, corpus
 from tests.tiny import bert
@@ -48,6 +50,9 @@ def test_a_compressed_model(compressed: Compressed, tmp_path: Path) -> None:
     assert set(compressed.metrics["models"]) == {"teacher", "student"}
     assert "accuracy − teacher's" in compressed.table() and "student" in compressed.table()
     compressed.save(tmp_path / "student")
+    again = Compressed.load(tmp_path / "student")
+    assert (again.architecture, again.metrics) == (compressed.architecture, compressed.metrics)
+    assert again._repr_html_() == compressed._repr_html_() and svg(again.architecture) in again._repr_html_()
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student", trust_remote_code=True)
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "student")
     given = tokenizer("ba do fi .", return_tensors="pt")
@@ -93,7 +98,7 @@ def test_a_teacher_without_a_trained_head(shared_study: TinyStudy, tmp_path: Pat
     ],
 )
 def test_models_that_cannot_be_compressed(model: Any, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(CompressError, match=said):
+    with pytest.raises(ModelError, match=said):
         compress_model(model, rows(), **settings)
 
 
@@ -133,7 +138,7 @@ def test_rows_that_are_held_out(tmp_path: Path) -> None:
     ],
 )
 def test_rows_without_the_columns(data: Any, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(CompressError, match=said):
+    with pytest.raises(RowsError, match=said):
         compress_model("bert-base-uncased", data, **settings)
 
 

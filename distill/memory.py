@@ -1,0 +1,127 @@
+"""Models and rows that are in memory, as folders and files for the commands."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from foundation.errors import UserError, naming_arguments
+
+# Every tenth row is measured on, if there are no others.
+HELD_OUT = 10
+SPLITS = ("train", "dev")
+
+
+class RowsError(UserError, ValueError):
+    """Rows cannot be used."""
+
+
+class ModelError(UserError, ValueError):
+    """What should be a model, with its tokenizer, is none."""
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """A context in which transformers shows neither warnings nor progress bars."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def source_of(model: Any, tokenizer: Any, folder: Path) -> str:
+    """The folder or name of a model. One in memory is saved in `folder`, in float32, wherever and in whatever precision
+    it is.
+
+    Raises:
+        ModelError: it is no model, or has no tokenizer or one too many.
+    """
+    if isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise ModelError("tokenizer: a folder or name has its own; leave it out")
+        return str(model)
+    if not isinstance(model, PreTrainedModel):
+        kind = type(model).__name__
+        raise ModelError(f"model: must be a model of transformers, a folder or a name, not {kind}")
+    if tokenizer is None:
+        raise ModelError("tokenizer: give that of the model")
+    weights = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=weights)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def write_splits(folder: Path, train: Any, dev: Any, columns: Sequence[str]) -> tuple[Path, Path]:
+    """Write labeled rows with these columns as `write_rows` does.
+
+    Raises:
+        RowsError: they are no rows, there are none or too few, or a row lacks a column.
+    """
+    splits = {"train": rows_of(train), "dev": None if dev is None else rows_of(dev)}
+    for name, rows in splits.items():
+        if rows is not None and not rows:
+            raise RowsError(f"{name}: there are no rows")
+        for number, row in enumerate(rows or ()):
+            for column in columns:
+                if column not in row:
+                    has = ", ".join(map(repr, row))
+                    raise RowsError(f"{name}: row {number} has no column {column!r}; it has {has}")
+    if dev is None and len(splits["train"] or ()) < 2 * HELD_OUT:
+        few = len(splits["train"] or ())
+        raise RowsError(f"train: {few} rows are too few to hold every tenth out; give dev, too")
+    return write_rows(folder, splits["train"] or (), splits["dev"])
+
+
+def naming_splits(folder: Path) -> AbstractContextManager[None]:
+    """As `naming_arguments`; the files of `write_rows` in this folder are called train and dev."""
+    return naming_arguments({str(folder / f"{name}.jsonl"): name for name in SPLITS})
+
+
+def rows_of(data: Any) -> list[dict[str, Any]]:
+    """The rows of a `datasets.Dataset`, with the names of its classes, of a pandas data frame, or of any iterable of
+    mappings.
+
+    Raises:
+        RowsError: it is none of these.
+    """
+    if isinstance(data, pandas.DataFrame):
+        return list(data.to_dict("records"))
+    names = {
+        column: feature.names
+        for column, feature in (getattr(data, "features", None) or {}).items()
+        if hasattr(feature, "names")
+    }
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise RowsError(f"rows must be a Dataset, a data frame or a list of dictionaries, not {type(data).__name__}")
+    rows: list[dict[str, Any]] = []
+    for row in data:
+        if not isinstance(row, Mapping):
+            raise RowsError(f"row {len(rows)} must be a dictionary, not {type(row).__name__}")
+        for column in names.keys() & row.keys():
+            if row[column] not in range(len(names[column])):
+                raise RowsError(f"row {len(rows)} has no label in the column {column!r}, but {row[column]!r}")
+        rows.append({column: names[column][value] if column in names else value for column, value in row.items()})
+    return rows
+
+
+def write_rows(
+    folder: Path, train: Sequence[Mapping[str, Any]], dev: Sequence[Mapping[str, Any]] | None = None
+) -> tuple[Path, Path]:
+    """Write the rows to train.jsonl and dev.jsonl in a folder; without dev rows, every tenth row becomes one."""
+    if dev is None:
+        dev = train[HELD_OUT - 1 :: HELD_OUT]
+        train = [row for number, row in enumerate(train) if number % HELD_OUT != HELD_OUT - 1]
+    one, two = (folder / f"{name}.jsonl" for name in SPLITS)
+    for file, rows in ((one, train), (two, dev)):
+        file.write_text("".join(f"{json.dumps(dict(row), default=str)}\n" for row in rows), encoding="utf-8")
+    return one, two

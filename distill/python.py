@@ -1,0 +1,122 @@
+"""`distil`: train a student from a teacher, with models and rows that are in memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from distill.__main__ import parser, plan
+from distill.command.report import measurement_table, show_measurements, train_models, write_metrics
+from distill.memory import naming_splits, quiet_transformers, source_of, write_splits
+from distill.training.layout import METRICS_FILE
+from distill.training.progress import ProgressCallback, ignore_progress
+from distill.training.teacher import load_tokenizer, load_unchanged
+from foundation.errors import UserError
+from foundation.files import read_json, save_pretrained, scratch_folder
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Distilled:
+    """A trained student.
+
+    Attributes:
+        student: the model, in eval mode; a model of transformers.
+        tokenizer: its tokenizer.
+        metrics: scores, costs and latencies of teacher and student, as metrics.json has them.
+    """
+
+    student: PreTrainedModel
+    tokenizer: Any
+    metrics: Mapping[str, Any]
+
+    def table(self, width: int = 120) -> str:
+        """The scores, costs and latencies of teacher and student as text."""
+        console = Console(highlight=False, width=width, record=True, file=StringIO())
+        show_measurements(console, self.metrics, "")
+        return console.export_text()
+
+    def _repr_html_(self) -> str:
+        return measurement_table(self.metrics).html()
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read what `save` or a command has written.
+
+        Raises:
+            UserError: the folder is no such checkpoint.
+        """
+        if not (Path(folder) / METRICS_FILE).exists():
+            raise UserError(f"{folder} is not a finished checkpoint: it has no {METRICS_FILE}")
+        student, tokenizer = load_unchanged(str(folder)).eval(), load_tokenizer(str(folder))
+        return cls(student=student, tokenizer=tokenizer, metrics=read_json(Path(folder) / METRICS_FILE))
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint that transformers loads by itself, with the measurements."""
+        save_pretrained(Path(folder), self.student, self.tokenizer)
+        write_metrics(Path(folder), self.metrics)
+
+
+def distil(
+    student: PreTrainedModel | str | Path,
+    train: Any,
+    dev: Any = None,
+    *,
+    teacher: PreTrainedModel | str | Path | None = None,
+    tokenizer: Any = None,
+    text: str = "sentence",
+    pair: str | None = None,
+    label: str = "label",
+    regression: bool = False,
+    objective: str = "kd",
+    settings: Mapping[str, Any] | None = None,
+    finetune_teacher: int = 0,
+    steps: int = 1000,
+    batch_size: int = 32,
+    learning_rate: float = 5e-5,
+    max_length: int = 128,
+    device: str = "auto",
+    seed: int = 0,
+    on_progress: ProgressCallback = ignore_progress,
+) -> Distilled:
+    """Train a student from a teacher, as `python -m distill` does. The models that are given are not changed.
+
+    Args:
+        student: a model, its folder or name, or the teacher's "first:N" or "uniform:N" layers.
+        train, dev: labeled rows: a `datasets.Dataset`, a pandas data frame or a list of dictionaries. Without `dev`,
+            every tenth row of `train` is measured on instead of trained on.
+        teacher: a model, or its folder or name; None: the objective has none, such as "none", ordinary fine-tuning.
+        tokenizer: of the models that are no folders or names.
+        text, pair, label: the columns of the sentence, of a second one, and of the class or number.
+        regression: whether the labels are numbers.
+        objective, settings: a name of `distill.objectives.OBJECTIVES`, and the settings that differ from its defaults.
+        finetune_teacher: training steps of the teacher before, if its head is not trained.
+        steps: training steps of the student, a batch each; `learning_rate` is the highest.
+        max_length: longer rows are truncated to this many tokens.
+        on_progress: called with the current piece of work and the fraction of it that is done.
+
+    Raises:
+        UserError: the models, the rows and the objective do not fit together, or the training diverged.
+    """
+    with scratch_folder() as folder, quiet_transformers(), naming_splits(folder):
+
+        def source(name: str, model: Any) -> str:
+            return source_of(model, None if isinstance(model, str | Path) else tokenizer, folder / name)
+
+        out = folder / "out"
+        options = parser().parse_args(["--student", source("student", student), "--out", str(out)])
+        options.teacher = None if teacher is None else source("teacher", teacher)
+        options.train, options.dev = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
+        options.set = [f"{name}={value}" for name, value in (settings or {}).items()]
+        columns = {"text": text, "pair": pair, "label": label, "regression": regression}
+        recipe = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
+        others = {"objective": objective, "finetune_teacher": finetune_teacher, "max_length": max_length}
+        vars(options).update(columns | recipe | others | {"device": device, "seed": seed, "quiet": True})
+        if train_models(options, **plan(options), on_progress=on_progress) is None:
+            raise UserError("only the first of several processes has a result")
+        result = Distilled.load(out)
+    # The options name what was in memory as files, which are gone.
+    return replace(result, metrics={name: value for name, value in result.metrics.items() if name != "options"})

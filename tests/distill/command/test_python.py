@@ -1,0 +1,97 @@
+"""`distil` gives what `python -m distill` writes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+from datasets import ClassLabel, Dataset
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from distill import Distilled, distil
+from distill.__main__ import main
+from foundation.errors import UserError
+from tests.accelerate_state import reset_accelerate
+
+
+@pytest.fixture
+def rows(fixtures: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """The training and the dev rows of the fixtures."""
+    one, two = (pandas.read_csv(fixtures / f"{name}.tsv", sep="\t") for name in ("train", "dev"))
+    return one, two
+
+
+def test_it_gives_what_the_command_writes(
+    fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFrame], command: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """A teacher in memory in half precision and in train mode, whose weights half precision has, is left as it was."""
+    teacher: Any = AutoModelForSequenceClassification.from_pretrained(fixtures / "teacher").bfloat16().train()
+    tokenizer: Any = AutoTokenizer.from_pretrained(fixtures / "teacher")
+    before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+    AutoModelForSequenceClassification.from_pretrained(
+        fixtures / "teacher", dtype=torch.bfloat16
+    ).float().save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    recipe = {"steps": 3, "batch_size": 8, "max_length": 16, "seed": 1}
+    train = Dataset.from_pandas(rows[0]).cast_column("label", ClassLabel(names=["yes", "no"]))
+    models = {"teacher": teacher, "tokenizer": tokenizer, "settings": {"temperature": 3.0}}
+    seen: list[str] = []
+    result = distil(
+        "uniform:2", train, rows[1], **models, **recipe, device="cpu", on_progress=lambda *a: seen.append(a[0])
+    )
+    assert teacher.training and all(torch.equal(before[name], tensor) for name, tensor in teacher.state_dict().items())
+    reset_accelerate()
+    words = [str(part) for name, value in recipe.items() for part in (f"--{name.replace('_', '-')}", value)]
+    files = ["--train", str(fixtures / "train.tsv"), "--dev", str(fixtures / "dev.tsv"), "--set", "temperature=3"]
+    out = ["--student", "uniform:2", "--teacher", str(tmp_path / "teacher"), "--out", str(tmp_path / "out")]
+    assert main([*out, *files, *words, "--device", "cpu", "--quiet"]) == 0
+    expected, stored = load_file(tmp_path / "out" / "model.safetensors"), result.student.state_dict()
+    assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]
+    for name in ("teacher", "student"):
+        assert result.metrics["models"][name]["accuracy"] == metrics[name]["accuracy"]
+    assert result.student.config.id2label == {0: "no", 1: "yes"} and not result.student.training
+    assert "student: kd" in seen and "options" not in result.metrics
+    assert "accuracy" in result.table() and "<table>" in result._repr_html_()
+    result.save(tmp_path / "saved")
+    assert Distilled.load(tmp_path / "saved").metrics == result.metrics
+
+
+def test_fine_tuning(fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFrame]) -> None:
+    """Every tenth row is held out, and there is no teacher."""
+    recipe = {"steps": 2, "batch_size": 8, "max_length": 16}
+    result = distil(fixtures / "headless", rows[0].to_dict("records"), objective="none", **recipe, device="cpu")
+    assert result.metrics["dev_rows"] == 4 and list(result.metrics["models"]) == ["student, before", "student"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"text": "words"}, "^train: row 0 has no column 'words'; it has 'sentence'"),
+        ({"train": []}, "^train: there are no rows"),
+        ({"train": [{"sentence": "w1", "label": "no"}] * 40}, "^train: the column 'label' has only one class, 'no'"),
+        ({"train": [{"sentence": "", "label": "no"}] * 40}, "^train: row 1"),
+        ({"teacher": None}, "^student uniform:2 takes its layers from the teacher: add teacher, or give"),
+        ({"settings": {"heat": 2}}, "^set heat=2: kd has "),
+        ({"steps": -1}, "^steps: must be at least 0, not -1"),
+        ({"objective": "tinybird"}, "^unknown objective 'tinybird'; did you mean 'tinybert'"),
+        ({"student": torch.nn.Linear(2, 2)}, "^model: must be a model of transformers"),
+        ({"dev": [{"sentence": "w1", "label": "other"}]}, "^dev: the class 'other' is not one of no, yes"),
+    ],
+)
+def test_mistakes(
+    fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFrame], changes: dict[str, Any], said: str
+) -> None:
+    given = {
+        "student": "uniform:2",
+        "teacher": fixtures / "teacher",
+        "train": rows[0],
+        "dev": rows[1],
+        "max_length": 16,
+    }
+    with pytest.raises(UserError, match=said):
+        distil(**{**given, **changes}, device="cpu")
