@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from distill.command.report import measurement_table
 from distill.memory import naming_splits, quiet_transformers, source_of, write_splits
 from distill.python import Distilled
 from distill.training.layout import ARCHITECTURE_FILE
@@ -31,7 +32,7 @@ class Compressed(Distilled):
     architecture: Architecture
 
     def _repr_html_(self) -> str:
-        return super()._repr_html_() + svg(self.architecture)
+        return measurement_table(self.metrics).html() + svg(self.architecture)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Compressed":
