@@ -88,8 +88,15 @@ class Study(study.Study):
         Args:
             cost: "params", "macs", "latency" or "size"; by default the second goal or, without one, what the
                 configuration limits.
+
+        Raises:
+            ConfigError: the trials do not have this cost.
         """
-        return [point.candidate for point in self.last.front(cost or self._cost())]
+        wanted, scored = cost or self._cost(), self.last.within_budget
+        if scored and not any(wanted in one.costs for one in scored):
+            known = ", ".join(scored[0].costs)
+            raise ConfigError(f"cost: the trials of {self.folder.path} have no {wanted}; they have {known}")
+        return [point.candidate for point in self.last.front(wanted)]
 
     def _cost(self) -> str:
         if len(self.last.goals) > 1:

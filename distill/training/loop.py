@@ -41,8 +41,10 @@ def make_accelerator(device: str = "auto", mixed_precision: MixedPrecision = "au
         mixed_precision: whether matrix products are in bfloat16; "auto": if the device computes in it natively.
 
     Raises:
-        UserError: `mixed_precision` is "bf16", and the GPU has no bfloat16.
+        UserError: there is no such device, or `mixed_precision` is "bf16", and the GPU has no bfloat16.
     """
+    if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise UserError(f"--device: there is no device {device!r} here; choose cpu or auto")
     cpu = device_type(device) == "cpu"
     if cpu:
         capabilities = torch.cpu.get_capabilities()

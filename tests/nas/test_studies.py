@@ -60,6 +60,8 @@ def test_the_best_and_the_front(study: Study, folder: Path) -> None:
     for price, score in zip(prices, scores, strict=True):
         assert not ((frame.params <= price) & (frame.value > score)).any()
     assert study.front("macs")[0].costs["macs"] == frame.macs.min()
+    with pytest.raises(UserError, match=r"^cost: the trials of .* have no latency; they have params, macs"):
+        study.front("latency")
 
 
 @pytest.mark.parametrize(

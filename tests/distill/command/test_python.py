@@ -77,6 +77,7 @@ def test_fine_tuning(fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFr
         ({"train": [{"sentence": "", "label": "no"}] * 40}, "^train: row 1"),
         ({"teacher": None}, "^student uniform:2 takes its layers from the teacher: add teacher, or give"),
         ({"settings": {"heat": 2}}, "^set heat=2: kd has "),
+        ({"device": "gpu"}, "^device: there is no device 'gpu' here; choose cpu or auto"),
         ({"steps": -1}, "^steps: must be at least 0, not -1"),
         ({"objective": "tinybird"}, "^unknown objective 'tinybird'; did you mean 'tinybert'"),
         ({"student": torch.nn.Linear(2, 2)}, "^model: must be a model of transformers"),
@@ -94,4 +95,4 @@ def test_mistakes(
         "max_length": 16,
     }
     with pytest.raises(UserError, match=said):
-        distil(**{**given, **changes}, device="cpu")
+        distil(**{"device": "cpu", **given, **changes})
