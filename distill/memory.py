@@ -82,9 +82,12 @@ def write_splits(folder: Path, train: Any, dev: Any, columns: Sequence[str]) -> 
     return write_rows(folder, splits["train"] or (), splits["dev"])
 
 
-def naming_splits(folder: Path) -> AbstractContextManager[None]:
-    """As `naming_arguments`; the files of `write_rows` in this folder are called train and dev."""
-    return naming_arguments({str(folder / f"{name}.jsonl"): name for name in SPLITS})
+def naming_memory(folder: Path) -> AbstractContextManager[None]:
+    """As `naming_arguments`; the files of `write_rows` in this folder are called train and dev, and the models teacher
+    and student.
+    """
+    files = {str(folder / f"{name}.jsonl"): name for name in SPLITS}
+    return naming_arguments(files | {str(folder / name): name for name in ("teacher", "student")})
 
 
 def rows_of(data: Any) -> list[dict[str, Any]]:

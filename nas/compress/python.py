@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from distill.command.report import measurement_table
-from distill.memory import naming_splits, quiet_transformers, source_of, write_splits
+from distill.memory import naming_memory, quiet_transformers, source_of, write_splits
 from distill.python import Distilled
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
@@ -91,7 +91,7 @@ def compress_model(
     Raises:
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
-    with scratch_folder() as folder, quiet_transformers(), naming_splits(folder):
+    with scratch_folder() as folder, quiet_transformers(), naming_memory(folder):
         source = source_of(model, tokenizer, folder / "teacher")
         files = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
         table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}

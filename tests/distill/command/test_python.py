@@ -10,12 +10,15 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
 
 from distill import Distilled, distil
 from distill.__main__ import main
 from foundation.errors import UserError
 from tests.accelerate_state import reset_accelerate
+from tests.tiny import bert
+
+TOKENIZER = BertTokenizerFast(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "w1": 5})
 
 
 @pytest.fixture
@@ -78,6 +81,10 @@ def test_fine_tuning(fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFr
         ({"teacher": None}, "^student uniform:2 takes its layers from the teacher: add teacher, or give"),
         ({"settings": {"heat": 2}}, "^set heat=2: kd has "),
         ({"device": "gpu"}, "^device: there is no device 'gpu' here; choose cpu or auto"),
+        (
+            {"teacher": bert(labels=3), "tokenizer": TOKENIZER},
+            "^the model 'teacher' has a head for 3 classes",
+        ),
         ({"steps": -1}, "^steps: must be at least 0, not -1"),
         ({"objective": "tinybird"}, "^unknown objective 'tinybird'; did you mean 'tinybert'"),
         ({"student": torch.nn.Linear(2, 2)}, "^model: must be a model of transformers"),
