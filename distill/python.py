@@ -51,12 +51,14 @@ class Distilled:
         """
         if not (Path(folder) / METRICS_FILE).exists():
             raise UserError(f"{folder} is not a finished checkpoint: it has no {METRICS_FILE}")
-        student, tokenizer = load_unchanged(str(folder)).eval(), load_tokenizer(str(folder))
+        with quiet_transformers():
+            student, tokenizer = load_unchanged(str(folder)).eval(), load_tokenizer(str(folder))
         return cls(student=student, tokenizer=tokenizer, metrics=read_json(Path(folder) / METRICS_FILE))
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint that transformers loads by itself, with the measurements."""
-        save_pretrained(Path(folder), self.student, self.tokenizer)
+        with quiet_transformers():
+            save_pretrained(Path(folder), self.student, self.tokenizer)
         write_metrics(Path(folder), self.metrics)
 
 

@@ -1,7 +1,6 @@
 """`distil` gives what `python -m distill` writes."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def rows(fixtures: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
 
 
 def test_it_gives_what_the_command_writes(
-    fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFrame], command: Callable[..., list[str]], tmp_path: Path
+    fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A teacher in memory in half precision and in train mode, whose weights half precision has, is left as it was."""
     teacher: Any = AutoModelForSequenceClassification.from_pretrained(fixtures / "teacher").bfloat16().train()
@@ -60,8 +59,10 @@ def test_it_gives_what_the_command_writes(
     assert result.student.config.id2label == {0: "no", 1: "yes"} and not result.student.training
     assert "student: kd" in seen and "options" not in result.metrics
     assert "accuracy" in result.table() and "<table>" in result._repr_html_()
+    capsys.readouterr()
     result.save(tmp_path / "saved")
     assert Distilled.load(tmp_path / "saved").metrics == result.metrics
+    assert capsys.readouterr() == ("", "")
 
 
 def test_fine_tuning(fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFrame]) -> None:
