@@ -19,9 +19,9 @@ from foundation.errors import UserError
 from foundation.files import read_json, save_pretrained, scratch_folder
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Distilled:
-    """A trained student.
+    """A trained student; it is shown as the table of its measurements.
 
     Attributes:
         student: the model, in eval mode; a model of transformers.
@@ -38,6 +38,9 @@ class Distilled:
         console = Console(highlight=False, width=width, record=True, file=StringIO())
         show_measurements(console, self.metrics, "")
         return console.export_text()
+
+    def __repr__(self) -> str:
+        return self.table()
 
     def _repr_html_(self) -> str:
         return measurement_table(self.metrics).html()

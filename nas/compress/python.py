@@ -21,7 +21,7 @@ from nas.report.drawing import svg
 from search_spaces.architecture import Architecture
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Compressed(Distilled):
     """A compressed model; notebooks show its measurements and the drawing of its architecture.
 

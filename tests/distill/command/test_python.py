@@ -58,7 +58,7 @@ def test_it_gives_what_the_command_writes(
         assert result.metrics["models"][name]["accuracy"] == metrics[name]["accuracy"]
     assert result.student.config.id2label == {0: "no", 1: "yes"} and not result.student.training
     assert "student: kd" in seen and "options" not in result.metrics
-    assert "accuracy" in result.table() and "<table>" in result._repr_html_()
+    assert "accuracy" in result.table() == repr(result) and "<table>" in result._repr_html_()
     capsys.readouterr()
     result.save(tmp_path / "saved")
     assert Distilled.load(tmp_path / "saved").metrics == result.metrics
