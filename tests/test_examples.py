@@ -1,6 +1,7 @@
 """The scripts in examples/ run from another folder and with an empty cache."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,8 @@ def test_an_example(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    # What the script itself loads with transformers has a progress bar.
+    said = [line for line in re.split(r"[\r\n]+", result.stderr) if line and not line.startswith("Loading weights")]
+    assert (result.returncode, said) == (0, [])
     assert ending in result.stdout
     assert (tmp_path / "out" / checkpoint / "model.safetensors").exists()
