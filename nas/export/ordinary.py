@@ -234,7 +234,7 @@ def _check(student: PreTrainedModel, model: PreTrainedModel) -> None:
     """Raise ExportError if the two models do not have equal logits."""
     batch = padded_batch(student.config, 4, min(16, family_of(student).positions(student.config)))
     task_type = type_of_head(student)
-    expected, actual = (task_type.logits(either(**batch)) for either in (student, model))
+    expected, actual = (task_type.logits(either(**batch), batch, either.config) for either in (student, model))
     difference = float((actual - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         twice = not family_of(student).pre_norm and not all(
