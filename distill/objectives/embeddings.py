@@ -17,8 +17,8 @@ def embeddings(
     teacher: Any,
     *,
     vector: float = 1.0,
-    similarity: float = 1.0,
-    hidden: float = 1.0,
+    similarity: float = 0.0,
+    hidden: float = 0.1,
     temperature: float = 0.05,
     balance: float = 0.0,
 ) -> Objective:

@@ -47,7 +47,7 @@ def test_the_terms() -> None:
 
 def test_vectors_of_length_1_are_compared_by_their_cosine() -> None:
     student, teacher = (Outputs(F.normalize(of.logits, dim=1), EMBEDDINGS) for of in (outputs(0), outputs(1)))
-    loss = embeddings(CONFIG, CONFIG, similarity=0.0, hidden=0.0)(student, teacher, BATCH)
+    loss = embeddings(CONFIG, CONFIG, hidden=0.0)(student, teacher, BATCH)
     torch.testing.assert_close(loss, 2 * (1 - F.cosine_similarity(student.logits, teacher.logits).mean()))
 
 
@@ -59,4 +59,4 @@ def test_what_is_not_weighted_is_not_needed() -> None:
 
 def test_a_single_sentence_has_no_similarities() -> None:
     student, teacher = (Outputs(of.logits[:1], EMBEDDINGS) for of in (outputs(0), outputs(1)))
-    assert float(embeddings(CONFIG, CONFIG, vector=0.0, hidden=0.0)(student, teacher, BATCH)) == 0
+    assert float(embeddings(CONFIG, CONFIG, vector=0.0, similarity=1.0, hidden=0.0)(student, teacher, BATCH)) == 0
