@@ -18,7 +18,7 @@ def embeddings(
     *,
     vector: float = 1.0,
     similarity: float = 0.0,
-    hidden: float = 0.1,
+    hidden: float = 1.0,
     temperature: float = 0.05,
     balance: float = 0.0,
 ) -> Objective:

@@ -90,7 +90,7 @@ def measure_retrieval(
         for name, source in ((TEACHER, teacher), (STUDENT, student))
     }
     found[ASYMMETRIC] = [found[STUDENT][0], found[TEACHER][1]]
-    rows = {name: contributions(*vectors, pairs.answers) for name, vectors in found.items()}
+    rows = {name: contributions(vectors[0], vectors[1], pairs.answers) for name, vectors in found.items()}
     result: dict[str, dict[str, Any]] = {}
     for name, rows_Q3 in rows.items():
         result[name] = {}

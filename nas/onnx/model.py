@@ -50,14 +50,14 @@ class _ByPosition(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.type = _type_of(model)
+        self.task_type = _type_of(model)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         batch = dict(zip(family_of(self.model).inputs(self.model.config), inputs, strict=True))
         outputs = self.model(**batch)
-        if self.type.pool is not None:
-            return (self.type.logits(outputs, batch, self.model.config),)
-        return tuple(outputs[name] for name in self.type.outputs)
+        if self.task_type.pool is not None:
+            return (self.task_type.logits(outputs, batch, self.model.config),)
+        return tuple(outputs[name] for name in self.task_type.outputs)
 
 
 def output_names(task_type: TaskType) -> tuple[str, ...]:
