@@ -27,6 +27,7 @@ OBJECTIVES = {
     "minilmv2": "relations of queries, keys and values of one layer",
     "codir": "labels, soft labels, and which sentence it is among others",
     "theseus": "labels, while the student's layers stand in for the teacher's",
+    "embeddings": "vectors of sentences, their similarities, states of all layers; for sentence encoders",
     "none": "labels alone, without a teacher",
 }
 

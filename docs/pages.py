@@ -28,6 +28,7 @@ GUIDES: dict[str, str | dict[str, str]] = {
     "Home": "index.md",
     "The idea": "idea.md",
     "Without a search": "compress.md",
+    "Sentence encoders": "sentence_encoders.md",
     "The search": "search.md",
     "Guides": {
         "The command line": "command_line.md",

@@ -31,7 +31,7 @@ class HeadCost:
     Attributes:
         pooled: whether it is applied to the pooled state of a sentence rather than to all tokens; only such a head may
             have experts.
-        outputs: its number of outputs; None means one per label.
+        outputs: its number of outputs; None means one per label, 0 that a model has no head, only a pooler.
         vocabulary: whether it predicts words: a linear map and a LayerNorm, then the word embedding as the output
             embedding.
     """
@@ -40,11 +40,22 @@ class HeadCost:
     outputs: int | None = None
     vocabulary: bool = False
 
+    def of(self, num_labels: int) -> int:
+        """Its number of outputs for a task with this number of labels."""
+        return num_labels if self.outputs is None else self.outputs
+
+    @property
+    def may_have_experts(self) -> bool:
+        """Whether it may have experts."""
+        return self.pooled and self.outputs != 0
+
     def describe(self, num_labels: int) -> str:
         """The head in words, for a task with this number of labels."""
         if self.vocabulary:
             return "with the head of a masked language model"
-        count = self.outputs or num_labels
+        count = self.of(num_labels)
+        if not count:
+            return "with pooler"
         outputs = f"{count} output{'s' * (count > 1)}"
         return f"with pooler and {outputs}" if self.pooled else f"with {outputs} for each token"
 
@@ -63,7 +74,7 @@ def params_active(architecture: Architecture, num_labels: int = 3, head: HeadCos
     idle = _idle_params(architecture)
     if head.pooled:
         idle_experts = architecture.head.experts - 1
-        idle += idle_experts * _prediction_layer(architecture.base, head.outputs or num_labels)
+        idle += idle_experts * _prediction_layer(architecture.base, head.of(num_labels))
     return params(architecture, num_labels, head) - idle
 
 
@@ -127,7 +138,7 @@ def layer_params(base: Base, layer: Layer) -> int:
 
 def head_params(base: Base, part: PredictionHead, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The head's parameters, without the word embedding that a head of masked words shares."""
-    outputs = head.outputs or num_labels
+    outputs = head.of(num_labels)
     if head.vocabulary:
         inner = base.embedding or base.width
         before = _linear(base.width, inner) + 2 * inner * (not base.dense_heads) + base.vocabulary
@@ -218,7 +229,7 @@ def head_macs(
     """The head's MACs for one sequence: a pooler with a classifier processes one token, other heads all tokens. The
     `embedding` is also the output embedding of a head that predicts words.
     """
-    outputs = head.outputs or num_labels
+    outputs = head.of(num_labels)
     if head.vocabulary:
         if embedding.rank is not None and base.tied:
             before = base.width**2 * base.dense_word_head

@@ -87,7 +87,7 @@ class HeadBytes:
             channels = inner + base.vocabulary * (not base.tied)
             return _bytes(params, channels, inner, 2 * inner + words, self.runtime)
         pooler = base.width if self.head.pooled or base.dense_heads else 0
-        channels = pooler + part.experts * (self.head.outputs or self.num_labels)
+        channels = pooler + part.experts * self.head.of(self.num_labels)
         return _bytes(params, channels, channels, 0, self.runtime)
 
 

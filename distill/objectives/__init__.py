@@ -8,6 +8,7 @@ finite, another setting that is out of its range, and models that it cannot be u
 from distill.objectives.base import Objective, Term, sum_of
 from distill.objectives.codir import CODIR, codir
 from distill.objectives.critic import Critic
+from distill.objectives.embeddings import EMBEDDINGS, embeddings
 from distill.objectives.kd import DISTILBERT, KD, NONE, PKD, distilbert, hard_labels, kd, none, pkd
 from distill.objectives.layerwise import EFFICIENTBERT, TINYBERT, efficientbert, tinybert
 from distill.objectives.microbert import MICROBERT, microbert
@@ -27,6 +28,7 @@ __all__ = [
     "codir",
     "distilbert",
     "efficientbert",
+    "embeddings",
     "hard_labels",
     "kd",
     "microbert",
@@ -54,6 +56,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
     "minilmv2": MINILMV2,
     "codir": CODIR,
     "theseus": THESEUS,
+    "embeddings": EMBEDDINGS,
     "none": NONE,
 }
 """All objectives by name. To add one: `OBJECTIVES[name] = ObjectiveSpec(factory)`."""

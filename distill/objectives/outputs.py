@@ -141,7 +141,7 @@ def run(model: nn.Module, batch: Batch, needs: frozenset[str]) -> Outputs:
         pairs = zip(queries_and_keys[::2], queries_and_keys[1::2], strict=True)
         scores = {n - 1: dot_products(q, k, len(heads[n - 1])) for n, (q, k) in zip(scored, pairs, strict=True)}
     return Outputs(
-        logits=task_type.logits(outputs),
+        logits=task_type.logits(outputs, batch, unwrapped.config),
         task_type=task_type.name,
         hidden_states=spread({layer: outputs.hidden_states[layer] for layer in states}, depth + 1),
         attention_scores=spread(scores, depth),

@@ -24,6 +24,9 @@ Rows = Sequence[Any] | np.ndarray
 RESAMPLES = 1000
 """Number of bootstrap samples, drawn with a fixed seed; this gives standard errors with an accuracy of about 2 %."""
 
+NEAREST = 10
+"""The number of nearest neighbours of a sentence that are compared."""
+
 OUTSIDE = "O"
 """The tag of a word that is in no entity."""
 
@@ -300,6 +303,38 @@ def _word_f1(predicted: str, expected: str) -> float:
     return 2 * shared / (len(words) + len(right))
 
 
+def _vectors(predictions: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The vectors of the student and of its teacher, (N, D) each, of length 1."""
+    pairs_N2D = np.asarray(predictions, np.float32)
+    lengths_N21 = np.linalg.norm(pairs_N2D, axis=-1, keepdims=True)
+    student_ND, teacher_ND = np.moveaxis(pairs_N2D / np.maximum(lengths_N21, 1e-12), 1, 0)
+    return student_ND, teacher_ND
+
+
+def _cosines(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    student_ND, teacher_ND = _vectors(predictions)
+    return (student_ND * teacher_ND).sum(axis=-1)
+
+
+def _shared_neighbours(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    """Of each row the fraction of its nearest rows by the teacher's vectors that are also nearest by the student's."""
+    student_ND, teacher_ND = _vectors(predictions)
+    count = min(NEAREST, len(student_ND) - 1)
+    if not count:
+        return np.ones(len(student_ND))
+    fractions = []
+    for start in range(0, len(student_ND), 1000):
+        nearest = []
+        for vectors_ND in (student_ND, teacher_ND):
+            cosines_MN = vectors_ND[start : start + 1000] @ vectors_ND.T
+            np.fill_diagonal(cosines_MN[:, start:], -np.inf)
+            chosen_MN = np.zeros(cosines_MN.shape, bool)
+            np.put_along_axis(chosen_MN, np.argpartition(-cosines_MN, count - 1, axis=1)[:, :count], True, axis=1)
+            nearest.append(chosen_MN)
+        fractions.append((nearest[0] & nearest[1]).sum(axis=1) / count)
+    return np.concatenate(fractions)
+
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -318,3 +353,7 @@ WORD_ACCURACY = Metric(_right_words, _accuracy)
 ENTITY_F1 = Metric(_entities, _f1)
 EXACT_MATCH = Metric(_exact)
 ANSWER_F1 = Metric(_overlap)
+COSINE = Metric(_cosines)
+"""The cosine of a sentence's vector and the teacher's."""
+NEIGHBOURS = Metric(_shared_neighbours)
+"""How many of a sentence's nearest neighbours are those of the teacher."""

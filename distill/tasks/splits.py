@@ -61,6 +61,16 @@ class Split(AnySplit):
 
 
 @dataclass(frozen=True)
+class SentenceSplit(AnySplit):
+    """Sentences without labels; what is learned of them are the teacher's vectors."""
+
+    texts: tuple[str, ...]
+
+    def keys(self) -> Sequence[Hashable]:
+        return self.texts
+
+
+@dataclass(frozen=True)
 class TaggedSplit(AnySplit):
     """Sentences: the words of each, and the class index of each word's tag."""
 

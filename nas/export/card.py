@@ -29,6 +29,14 @@ tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
 predict = pipeline("{pipeline}", model="{name}"{trust})
 ```
 """
+USE_OF_SENTENCES = """\
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}"{trust})
+vectors = model.encode(["a sentence", "another one"])
+```
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Card:
         results = self._eval_results()
         return ModelCardData(
             language="en" if config is not None and _is_english(config.task) else None,
-            library_name="transformers",
+            library_name="transformers" if self.checkpoint.type.pool is None else "sentence-transformers",
             pipeline_tag=pipeline,
             base_model=None if config is None else hub_name(config.teacher),
             tags=[family, "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
@@ -107,7 +115,7 @@ class Card:
         )
 
     def _use(self) -> str:
-        auto, pipeline = self.checkpoint.type.model.__name__, self.checkpoint.type.pipeline
+        task_type = self.checkpoint.type
         trust = "" if self.form else ", trust_remote_code=True"
         why = (
             f"The model is an ordinary checkpoint of the type `{self.form}`."
@@ -117,8 +125,9 @@ class Card:
         )
         labels = self.checkpoint.model.config.id2label
         outputs = ", ".join(f"`{labels[number]}`" for number in range(len(labels)))
-        classes = f" Its outputs are {outputs}." if len(labels) <= 50 else ""
-        code = USE.format(auto=auto, name=self.name, trust=trust, pipeline=pipeline)
+        classes = f" Its outputs are {outputs}." if len(labels) <= 50 and task_type.pool is None else ""
+        use = USE if task_type.pool is None else USE_OF_SENTENCES
+        code = use.format(auto=task_type.model.__name__, name=self.name, trust=trust, pipeline=task_type.pipeline)
         oldest = ".".join(map(str, family_of(self.checkpoint.model).since))
         return f"## Use\n\n{code}\n{why}{classes} It loads with transformers >={oldest},<{NEXT}."
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from distill.encoders.student.families import FAMILIES
 from distill.encoders.students import CLASSES
 from distill.tasks.types import TaskType, task_type_of
+from distill.tasks.types.embeddings import POOLING
 from distill.training.teacher import labels_of, load_tokenizer
 from distill.training.teacher import load_config as load_config_of_model
 from distill.training.weights import WeightsError, load_weights
@@ -73,7 +74,9 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None or family.students_of is None:
         raise ExportError(f"{folder}: config.json is of a {shortened(model_type)} model; {what_to_give}")
-    classes = {cls.__name__: cls for auto, cls in CLASSES[family.students_of].items() if "For" in auto}
+    pools = described.get(POOLING) is not None
+    kinds = CLASSES[family.students_of].items()
+    classes = {cls.__name__: cls for auto, cls in kinds if "For" in auto or (pools and auto == "AutoModel")}
     names = described.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in classes:

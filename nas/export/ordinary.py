@@ -18,6 +18,7 @@ from distill.encoders.student.anatomy import CHANNELS, HEADS, Family
 from distill.encoders.student.configuration import attention_experts, is_left_out
 from distill.encoders.student.families import FAMILIES
 from distill.tasks.types import MASKED_LM
+from distill.tasks.types.embeddings import POOLING
 from nas.export.checkpoint import ExportError, type_of_head
 from nas.onnx.model import TOLERANCE, padded_batch
 from search_spaces.architecture import Architecture
@@ -150,7 +151,7 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
         )
     ordinary, layers = FAMILIES[form], remaining_layers(config)
     config_class = CONFIG_MAPPING[form]
-    known = {*config_class().to_dict(), *family.kept_keys}
+    known = {*config_class().to_dict(), *family.kept_keys, POOLING}
     settings = {name: value for name, value in config.to_dict().items() if name in known}
     for name in ("model_type", "architectures", "auto_map", "transformers_version", "num_labels"):
         settings.pop(name, None)
@@ -234,7 +235,7 @@ def _check(student: PreTrainedModel, model: PreTrainedModel) -> None:
     """Raise ExportError if the two models do not have equal logits."""
     batch = padded_batch(student.config, 4, min(16, family_of(student).positions(student.config)))
     task_type = type_of_head(student)
-    expected, actual = (task_type.logits(either(**batch)) for either in (student, model))
+    expected, actual = (task_type.logits(either(**batch), batch, either.config) for either in (student, model))
     difference = float((actual - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         twice = not family_of(student).pre_norm and not all(

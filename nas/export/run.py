@@ -17,6 +17,7 @@ from distill.cli import DONE
 from distill.encoders.family import family_of
 from distill.table import difference, with_error
 from distill.training.progress import Progress
+from distill.training.sentences import copy_modules
 from distill.training.teacher import TeacherError, load_config, set_head
 from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
 from nas.export.card import Card
@@ -105,6 +106,8 @@ def _write(
         model, cost_of_form = converted.model, str(converted)
         progress.say(f"as an ordinary {export.form} model: {cost_of_form}")
     save_pretrained(folder, model, checkpoint.tokenizer)
+    if checkpoint.type.pool is not None:
+        copy_modules(str(checkpoint.folder), folder, checkpoint.tokenizer.model_max_length)
     for name in (ARCHITECTURE, CONFIG, METRICS):
         if (checkpoint.folder / name).exists():
             shutil.copyfile(checkpoint.folder / name, folder / name)

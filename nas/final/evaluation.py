@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from accelerate import Accelerator
 from rich.console import Console
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -18,14 +19,13 @@ from distill.tasks.readers.glue import trained_on
 from distill.tasks.readers.glue_submission import read_test, write_submission
 from distill.tasks.splits import AnySplit
 from distill.tasks.task import Task, TaskError
-from distill.tasks.types import encode
 from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
 from distill.training.measure import scores
 from distill.training.progress import Progress
 from distill.training.teacher import check_positions, check_vocabulary, load_model, load_tokenizer
 from nas.config.schema import ConfigError, StudyConfig
-from nas.preparation.data import read
+from nas.preparation.data import encoded, read
 
 # By task: the names of its metrics ("metrics"), and by model its scores ("models"), as metrics.json has them.
 Tasks = Mapping[str, Mapping[str, Any]]
@@ -65,7 +65,7 @@ def evaluate_checkpoint(
             model = load_model(folder, task.labels, task.task_type, new_head=False)
             tokenizer = load_tokenizer(folder)
             check_vocabulary(folder, model.config, tokenizer)
-            dev = encoded_split(config, task, data.dev, tokenizer, model, folder)
+            dev = encoded_split(config, task, data.dev, tokenizer, model, folder, accelerator)
             own = scores(task, {SCORE: dev.contributions(model, accelerator)})
             measured[name] = {"metrics": task.metrics, "models": own}
             if predictions is not None:
@@ -74,7 +74,7 @@ def evaluate_checkpoint(
                     indices, split = read_test(name, None if config.data is None else Path(config.data))
                 except TaskError as error:
                     raise ConfigError(str(error)) from None
-                test = encoded_split(config, task, split, tokenizer, model, folder)
+                test = encoded_split(config, task, split, tokenizer, model, folder, accelerator)
                 written.append(write_submission(name, indices, test.predictions(model, accelerator), predictions))
     if as_json:
         by_task = {name: row["models"][SCORE] for name, row in measured.items()}
@@ -87,7 +87,13 @@ def evaluate_checkpoint(
 
 
 def encoded_split(
-    config: StudyConfig, task: Task, split: AnySplit, tokenizer: Any, model: PreTrainedModel, folder: str
+    config: StudyConfig,
+    task: Task,
+    split: AnySplit,
+    tokenizer: Any,
+    model: PreTrainedModel,
+    folder: str,
+    accelerator: Accelerator,
 ) -> EvalSet:
     """A split of a task, encoded in `max_length` tokens for the model in this folder.
 
@@ -95,12 +101,12 @@ def encoded_split(
         UserError: they are too few, or the model has fewer positions.
     """
     try:
-        encoded = encode(tokenizer, split, config.max_length, task_type=task.task_type)
+        rows = encoded(config, task, split, tokenizer, accelerator)
     except ValueError as error:
         raise ConfigError(f"max_length: {error}") from None
-    longest = int(encoded.lengths.max(initial=0))
+    longest = int(rows.lengths.max(initial=0))
     check_positions(folder, model.config, longest, f"{task.name}: max_length {config.max_length}")
-    return EvalSet(task, split, encoded, tokenizer.pad_token_id)
+    return EvalSet(task, split, rows, tokenizer.pad_token_id)
 
 
 def folder_of(checkpoint: Path, task: str) -> Path:

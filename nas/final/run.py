@@ -22,6 +22,8 @@ from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
 from distill.training.measure import environment, measure, scores
 from distill.training.progress import Progress, ProgressCallback
 from distill.training.run import TEACHER, write_into
+from distill.training.sentences import copy_modules
+from distill.training.teacher import locate
 from foundation.files import save_pretrained, write_text
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
@@ -93,8 +95,9 @@ def run(final: FinalRun) -> int:
         print(json.dumps(metrics, indent=2))
     else:
         show_measurements(console, metrics, f"{final.config.task}: ")
-        model_class = get_task_type(metrics["task_type"]).model.__name__
-        console.print(f"wrote {final.out}: {model_class}.from_pretrained(..., trust_remote_code=True)")
+        task_type = get_task_type(metrics["task_type"])
+        loader = f"{task_type.model.__name__}.from_pretrained" if task_type.pool is None else "SentenceTransformer"
+        console.print(f"wrote {final.out}: {loader}(..., trust_remote_code=True)")
     return DONE
 
 
@@ -148,6 +151,8 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
 
     def write(folder: Path) -> None:
         save_pretrained(folder, models[STUDENT], evaluator.tokenizer)
+        if evaluator.task.type.pool is not None:
+            copy_modules(locate(final.config.teacher), folder, final.config.max_length)
         architecture.save(folder / ARCHITECTURE_FILE)
         write_text(folder / "config.toml", final.config.to_toml())
         write_metrics(folder, metrics)
@@ -182,7 +187,7 @@ def check_architecture(architecture: Architecture, base: Base, config: StudyConf
 
 def check_head(architecture: Architecture, name: str) -> None:
     """Raise ConfigError if the architecture has experts in its head and heads of this task type cannot have any."""
-    if architecture.head.experts > 1 and not get_task_type(name).head.pooled:
+    if architecture.head.experts > 1 and not get_task_type(name).head.may_have_experts:
         raise ConfigError(f"the architecture has experts in its head, which a model for {name} cannot have")
 
 
@@ -213,7 +218,9 @@ def measured(
     for name in final.also:
         data = read(final.config.model_copy(update={"tasks": (name,)}), cache(embedded_corpus))
         student = models[STUDENT]
-        other = encoded_split(final.config, data.task, data.dev, evaluator.tokenizer, student, str(final.out))
+        other = encoded_split(
+            final.config, data.task, data.dev, evaluator.tokenizer, student, str(final.out), accelerator
+        )
         contributions = {model: other.contributions(trained, accelerator) for model, trained in models.items()}
         also[name] = {"metrics": data.task.metrics, "models": scores(data.task, contributions, TEACHER)}
     return {

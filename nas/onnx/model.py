@@ -18,6 +18,7 @@ from distill.tasks.types import TaskType, task_type_of
 from supernet.build import ExportError
 
 TOLERANCE = 1e-4
+VECTORS = "sentence_embedding"
 # The sizes of the batches on which ONNX is compared with torch, as (sentences, tokens); 0 stands for the longest
 # sentence that the model can read.
 SIZES = ((1, 1), (1, 8), (3, 13), (8, 32), (2, 0))
@@ -49,11 +50,19 @@ class _ByPosition(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.names = _type_of(model).outputs
+        self.task_type = _type_of(model)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.model(**dict(zip(family_of(self.model).inputs(self.model.config), inputs, strict=True)))
-        return tuple(outputs[name] for name in self.names)
+        batch = dict(zip(family_of(self.model).inputs(self.model.config), inputs, strict=True))
+        outputs = self.model(**batch)
+        if self.task_type.pool is not None:
+            return (self.task_type.logits(outputs, batch, self.model.config),)
+        return tuple(outputs[name] for name in self.task_type.outputs)
+
+
+def output_names(task_type: TaskType) -> tuple[str, ...]:
+    """The names of an ONNX model's outputs: the torch model's, or that of the vectors of a sentence encoder."""
+    return task_type.outputs if task_type.pool is None else (VECTORS,)
 
 
 def _type_of(model: PreTrainedModel) -> TaskType:
@@ -66,8 +75,8 @@ def _type_of(model: PreTrainedModel) -> TaskType:
 def export_onnx(model: PreTrainedModel, path: Path) -> None:
     """Write a model in eval mode as one ONNX file. The number of sentences and their length are dynamic.
 
-    The inputs are those of `Family.inputs`, int64 (B, T); the output is `logits`, or
-    `start_logits` and `end_logits` of a model for question answering.
+    The inputs are those of `Family.inputs`, int64 (B, T); the output is `logits`, `start_logits` and `end_logits` of a
+    model for question answering, or `sentence_embedding` of a sentence encoder.
     """
     batch = padded_batch(model.config, *_EXAMPLE)
     longest = family_of(model).positions(model.config)
@@ -83,7 +92,7 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
                 dynamo=True,
                 verbose=False,
                 input_names=list(batch),
-                output_names=list(_type_of(model).outputs),
+                output_names=list(output_names(_type_of(model))),
                 dynamic_shapes=((axes,) * len(batch),),
             )
             assert program is not None
@@ -170,7 +179,7 @@ def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
     for sentences, tokens in SIZES:
         longest = family_of(model).positions(model.config)
         batch = padded_batch(model.config, sentences, min(tokens or longest, longest))
-        expected = known.logits(model(**batch))
+        expected = known.logits(model(**batch), batch, model.config)
         actual = onnx.logits(batch)
         real = _real(expected, known, batch)
         differences = (actual - expected).abs()[real]

@@ -6,17 +6,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
 from torch import nn
 
 from distill.objectives import OBJECTIVES
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
 from distill.tasks.readers import embedded, load_task, reader_of
-from distill.tasks.readers.tables import table_task
+from distill.tasks.readers.tables import table_task, text_task
 from distill.tasks.splits import AnySplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
-from distill.tasks.types import CLASSIFICATION, REGRESSION, TaskType, encode, get_task_type
+from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, REGRESSION, TaskType, encode, get_task_type
+from distill.training.evaluation import rows_logits
+from distill.training.sentences import pooling_of
+from distill.training.teacher import check_positions, load_model, locate
 from foundation.files import fingerprint
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
@@ -85,7 +89,7 @@ def check_tasks(config: StudyConfig) -> None:
             "search in separate studies"
         )
     for task, each in zip(config.tasks, types, strict=True):
-        if max(config.space.head_experts) > 1 and not each.head.pooled:
+        if max(config.space.head_experts) > 1 and not each.head.may_have_experts:
             raise ConfigError(
                 f"space.head_experts: heads for {task} predict from single tokens; only those that predict from whole "
                 "sentences have experts: leave it out"
@@ -104,7 +108,7 @@ def task_type_of(config: StudyConfig, task: str) -> TaskType:
 
 def type_of_rows(rows: RowsTable) -> str:
     """The name of the task type of a user's own rows."""
-    return REGRESSION if rows.regression else CLASSIFICATION
+    return EMBEDDINGS if rows.embeddings else REGRESSION if rows.regression else CLASSIFICATION
 
 
 def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
@@ -130,6 +134,8 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
             rows = config.rows[name]
             files = Path(rows.train), Path(rows.dev)
             task_type = type_of_rows(rows)
+            if task_type == EMBEDDINGS:
+                return text_task(*files, rows.text)
             return table_task(
                 *files, text=rows.text, label=rows.label, pair=rows.pair, labels=rows.labels, task_type=task_type
             )
@@ -154,6 +160,8 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
             rows = config.rows[name]
             files = [Path(rows.train), Path(rows.dev)]
             columns = [rows.text, rows.pair, rows.label, rows.regression, *(rows.labels or ())]
+            if rows.embeddings:
+                columns = [rows.text, json.dumps(pooling_of(locate(config.teacher)))]
             return fingerprint(READERS_VERSION, columns, [file.suffix for file in files], *files)
         folder = None if config.data is None else Path(config.data)
         return fingerprint(READERS_VERSION, *reader_of(name).sources(name, folder))
@@ -163,7 +171,24 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
 
 
-def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], folder: Path) -> None:
+def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, accelerator: Accelerator) -> Encoded:
+    """The encoded rows of a split. Those of sentences have the teacher's vectors as labels.
+
+    Raises:
+        ValueError: `max_length` is too small for them.
+        distill.training.teacher.TeacherError: the teacher cannot be loaded.
+    """
+    result = encode(tokenizer, rows, config.max_length, task_type=task.task_type)
+    if task.type.pool is None:
+        return result
+    teacher = load_model(config.teacher, (), task.task_type, new_head=False)
+    check_positions(config.teacher, teacher.config, int(result.lengths.max()), f"max_length {config.max_length}")
+    return replace(result, labels=rows_logits(teacher, result, tokenizer.pad_token_id, accelerator))
+
+
+def write(
+    config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], folder: Path, accelerator: Accelerator
+) -> None:
     """Write the folder of a task's data: its encoded rows and its splits.
 
     Raises:
@@ -173,9 +198,7 @@ def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], fol
     folder.mkdir()
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         try:
-            save_encoded(
-                encode(tokenizer, rows, config.max_length, task_type=data.task.task_type), folder / f"{name}.npz"
-            )
+            save_encoded(encoded(config, data.task, rows, tokenizer, accelerator), folder / f"{name}.npz")
         except ValueError as error:
             raise ConfigError(f"max_length: {error}") from None
         if name in ("search", "dev"):

@@ -165,7 +165,8 @@ def _add_head(context: PreparationContext, folders: TaskFolders, encoder: Path, 
     template = AutoConfig.from_pretrained(folders.teacher)
     supernet = build(largest(config), folders.task.type, template=template)
     set_dropout(supernet, config.dropout)
-    weights, prefix = load_file(encoder / "model.safetensors"), f"{supernet.base_model_prefix}."
+    weights = load_file(encoder / "model.safetensors")
+    prefix = "" if supernet.base_model is supernet else f"{supernet.base_model_prefix}."
     own = supernet.state_dict()
     supernet.load_state_dict(own | {name: weights[name] for name in own if name.startswith(prefix)})
     save_pretrained(folder, supernet, context.tokenizer)
@@ -318,7 +319,10 @@ def order_inputs(
     batch_size, number = config.warmup.batch_size, config.warmup.importance_batches
     if phase is None or not on_text(config, "warmup"):
         batches = context.batches(folders.rows("train"), batch_size, number, config.seed + 2)
-        return OrderInputs(supernet, list(batches), summed_loss, sampled_loss(config.seed), config.seed)
+        sampled = sampled_loss(config.seed)
+        # A copy of the teacher has no loss with labels that are the teacher's own predictions.
+        loss_of_labels = summed_loss if folders.task.type.pool is None else sampled
+        return OrderInputs(supernet, list(batches), loss_of_labels, sampled, config.seed)
     teacher_config = AutoConfig.from_pretrained(folders.teacher)
     objective, _ = objectives(config, phase.settings, phase.recipe, supernet.config, teacher_config)[-1]
     objective.load_state_dict({name: projections[name] for name in objective.state_dict()})

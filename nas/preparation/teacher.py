@@ -20,7 +20,7 @@ def data_entry(context: PreparationContext) -> Entry:
 
     def make(folder: Path, state: Path) -> None:
         context.on_progress(f"data of the task {context.config.task}", None)
-        data.write(context.config, context.tokenizer, context.corpus, folder)
+        data.write(context.config, context.tokenizer, context.corpus, folder, context.accelerator)
 
     return Entry(f"encoded rows of {context.config.task}", context.data, make)
 

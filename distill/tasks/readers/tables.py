@@ -7,9 +7,9 @@ from typing import Any
 
 from distill.tasks.readers.columns import column_problem, finite
 from distill.tasks.readers.texts import lines_of, read_lines
-from distill.tasks.splits import Split
+from distill.tasks.splits import SentenceSplit, Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
-from distill.tasks.types import CLASSIFICATION, REGRESSION
+from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, REGRESSION
 from foundation.errors import reason, shortened
 from foundation.memory import limited_memory
 
@@ -40,8 +40,7 @@ def table_task(
     Raises:
         TableError: as `read_rows`; or train and dev are the same file, or the task type has no such metric.
     """
-    if train.exists() and dev.exists() and train.samefile(dev):
-        raise TableError(f"{dev}: this is the file of the training rows; scores are measured on others")
+    _check_different(train, dev)
     regression = task_type == REGRESSION
     rows, classes = read_rows(train, text, label, pair, labels, task_type)
     try:
@@ -51,6 +50,40 @@ def table_task(
     dev_rows, _ = read_rows(dev, text, label, pair, classes or None, task_type)
     kept, search = hold_out(rows)
     return TaskData(task, kept, search, dev_rows)
+
+
+def text_task(train: Path, dev: Path, text: str) -> TaskData[SentenceSplit]:
+    """Load sentences, of which a sentence encoder is taught the teacher's vectors, from the column `text` of a user's
+    own files. The task's name is that of the column.
+
+    Raises:
+        TableError: there is no such file or column; the file has another format or no rows; a cell is empty or not
+            text; or train and dev are the same file.
+    """
+    _check_different(train, dev)
+    rows, dev_rows = (SentenceSplit(tuple(read_columns(file, [text])[text])) for file in (train, dev))
+    kept, search = hold_out(rows)
+    return TaskData(Task(text, (), EMBEDDINGS, ("cosine", "neighbours")), kept, search, dev_rows)
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> dict[str, list[str]]:
+    """The text in these columns of a file.
+
+    Raises:
+        TableError: as `text_task`.
+    """
+    values = {
+        column: [_text(path, column, row, cell) for row, cell in enumerate(cells, 1)]
+        for column, cells in _read(path, columns).items()
+    }
+    if not values[columns[0]]:
+        raise TableError(f"{path}: no rows")
+    return values
+
+
+def _check_different(train: Path, dev: Path) -> None:
+    if train.exists() and dev.exists() and train.samefile(dev):
+        raise TableError(f"{dev}: this is the file of the training rows; scores are measured on others")
 
 
 def read_rows(
@@ -80,11 +113,7 @@ def read_rows(
     twice = next((column for column in columns if columns.count(column) > 1), None)
     if twice is not None:
         raise TableError(f"{path}: the column {twice!r} is named twice: text, pair and label must be different columns")
-    values: dict[str, list[str]] = {}
-    for column, cells in _read(path, columns).items():
-        values[column] = [_text(path, column, row, cell) for row, cell in enumerate(cells, 1)]
-    if not values[text]:
-        raise TableError(f"{path}: no rows")
+    values = read_columns(path, columns)
     texts, pairs = tuple(values[text]), tuple(values[pair]) if pair else None
     if task_type == REGRESSION:
         numbers = tuple(_number(path, row, cell) for row, cell in enumerate(values[label], 1))

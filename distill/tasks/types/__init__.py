@@ -4,12 +4,20 @@ from typing import Any
 
 from distill.tasks.encoding import IGNORED, Encoded
 from distill.tasks.splits import AnySplit
-from distill.tasks.types import classification, masked_lm, question_answering, regression, token_classification
+from distill.tasks.types import (
+    classification,
+    embeddings,
+    masked_lm,
+    question_answering,
+    regression,
+    token_classification,
+)
 from distill.tasks.types.base import TaskType
 from foundation.errors import did_you_mean
 
 __all__ = [
     "CLASSIFICATION",
+    "EMBEDDINGS",
     "IGNORED",
     "MASKED_LM",
     "QUESTION_ANSWERING",
@@ -29,6 +37,7 @@ REGRESSION = regression.NAME
 TOKEN_CLASSIFICATION = token_classification.NAME
 QUESTION_ANSWERING = question_answering.NAME
 MASKED_LM = masked_lm.NAME
+EMBEDDINGS = embeddings.NAME
 
 TASK_TYPES: dict[str, TaskType] = {
     task_type.name: task_type
@@ -38,6 +47,7 @@ TASK_TYPES: dict[str, TaskType] = {
         token_classification.TYPE,
         question_answering.TYPE,
         masked_lm.TYPE,
+        embeddings.TYPE,
     )
 }
 
@@ -55,13 +65,16 @@ def get_task_type(task_type: str) -> TaskType:
 
 
 def task_type_of(model: Any) -> TaskType | None:
-    """The task type of the head of a model, which can be one of ours or one of transformers; None if it has no head."""
+    """The task type of the head of a model, which can be one of ours or one of transformers; None if it has no head and
+    is no sentence encoder.
+    """
     return task_type_of_class(type(model).__name__, model.config)
 
 
 def task_type_of_class(name: str, config: Any) -> TaskType | None:
     """As `task_type_of`, of a model whose class has this name."""
-    of_class = [known for known in TASK_TYPES.values() if name.endswith(known.suffix)]
+    pools = getattr(config, embeddings.POOLING, None) is not None
+    of_class = [known for known in TASK_TYPES.values() if name.endswith(known.suffix) and (pools or not known.pool)]
     of_problem = (known for known in of_class if known.problem_type == config.problem_type)
     return next(of_problem, of_class[0] if of_class else None)
 

@@ -29,14 +29,17 @@ class TaskType:
     question_answering    (B, 2) int64, the answer's first and last token,  (B, 2, T), of first and last
                           both 0 (the first token) where there is none
     masked_lm             as token_classification, the classes are the words of the vocabulary
+    embeddings            (B, D) float32, the teacher's vectors             (B, D), the vectors
 
     Attributes:
         name: the key in `TASK_TYPES`, which is also used in stored files.
         model: the Hugging Face auto class of its models. If types share a class, all but the first one in `TASK_TYPES`
             must have a different `problem_type`.
-        head: what the head's cost depends on, and its number of outputs.
+        head: what the head's cost depends on, and its number of outputs; 0 if models have no head.
         pipeline: the pipeline of transformers that its models are for, which is also the hub's pipeline tag.
         outputs: the names of the models' outputs; several outputs (B, T) become logits (B, outputs, T).
+        pool: (output (B, T, D), attention mask (B, T), configuration) -> the logits (B, D), if these are pooled states.
+            The labels are then what the teacher predicts.
         output_names: names for the head's outputs where these are no classes; a pipeline shows them in place of
             LABEL_0.
         problem_type: the `problem_type` of the models' configurations.
@@ -62,6 +65,7 @@ class TaskType:
     distributions: Callable[[Tensor, Batch], Tensor] | None = None
     problem_type: str | None = None
     outputs: tuple[str, ...] = ("logits",)
+    pool: Callable[[Tensor, Tensor, Any], Tensor] | None = None
     output_names: tuple[str, ...] = ()
     classes: bool = False
     split: Any = None
@@ -76,8 +80,8 @@ class TaskType:
 
     @property
     def suffix(self) -> str:
-        """How the names of its models' classes end, such as `ForTokenClassification`."""
-        return str(self.model.__name__).removeprefix("AutoModel")
+        """How the names of its models' classes end, such as `ForTokenClassification`; `Model` without a head."""
+        return str(self.model.__name__).removeprefix("AutoModel") or "Model"
 
     @property
     def single_label(self) -> bool:
@@ -89,9 +93,11 @@ class TaskType:
         """Whether positions are predicted: the choices are the tokens of a row."""
         return len(self.outputs) > 1
 
-    def logits(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """The logits, in the shape above, of a Hugging Face model's output."""
+    def logits(self, outputs: Mapping[str, Tensor], batch: Batch, config: Any) -> Tensor:
+        """The logits, in the shape above, of the output of a Hugging Face model with this configuration."""
         tensors = [outputs[name] for name in self.outputs]
+        if self.pool is not None:
+            return self.pool(tensors[0], batch["attention_mask"], config)
         return torch.stack(tensors, dim=1) if self.of_positions else tensors[0]
 
 

