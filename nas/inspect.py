@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         load_extensions()
         if options.singular_values:
-            show_singular_values(Path(options.architecture), Console(highlight=False))
+            show_singular_values(Path(options.architecture), Console(highlight=False, markup=False, emoji=False))
             return 0
         head = head_cost(options.head)
         architecture = shown.named(options.architecture)
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif options.latex:
         print("\n".join(layers_latex(architecture)))
     else:
-        show(architecture, options.tokens, options.labels, head, Console(highlight=False))
+        show(architecture, options.tokens, options.labels, head, Console(highlight=False, markup=False, emoji=False))
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.choices import listing, tasks
 from distill.cli import Parser, ParserOrGroup, add_device_option, add_output_options, add_precision_option
+from distill.command.contents import contents_of
 from distill.command.folder import check_new, check_resumed
 from distill.training.layout import OPTIONS_FILE
 from foundation.errors import UserError
@@ -187,6 +188,6 @@ def check_recipe(options: Any, parser: Parser) -> None:
 def check_out(options: Any) -> None:
     """Raise UserError unless `--out` is new or empty or, with `--resume`, has a run with the same options."""
     if options.resume and options.out.is_dir() and any(options.out.iterdir()):
-        check_resumed(options.out, options.out / OPTIONS_FILE, recorded(options))
+        check_resumed(options.out, options.out / OPTIONS_FILE, recorded(options), contents_of(options))
     else:
         check_new(options.out, ", or add --resume")

@@ -10,6 +10,8 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from distill.cli import DONE
+from distill.command.contents import contents_of
+from distill.command.folder import CONTENTS
 from distill.command.options import recorded
 from distill.table import Column, Table, difference, millions, with_error
 from distill.training.evaluation import Load
@@ -30,8 +32,9 @@ def train_and_report(
         UserError: as `run_training`, or the folder cannot be written.
     """
     quiet = not accelerator.is_main_process
-    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=quiet, stderr=options.json)
-    given = {"out": options.out, "options": recorded(options), "seed": options.seed}
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, quiet=quiet, stderr=options.json)
+    kept = recorded(options) | {CONTENTS: contents_of(options)}
+    given = {"out": options.out, "options": kept, "seed": options.seed}
     run = TrainingRun(models=models, examples=examples, tensorboard=options.tensorboard, **given)
     try:
         with Progress(console, options.quiet) as progress:

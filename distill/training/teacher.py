@@ -263,9 +263,14 @@ def load_unchanged(source: str) -> PreTrainedModel:
     return model
 
 
+def outputs_of(config: Any) -> tuple[str, ...]:
+    """The names of the classes, which may be those that transformers gives them, such as LABEL_0."""
+    return tuple(config.id2label[number] for number in range(config.num_labels))
+
+
 def labels_of(config: Any) -> tuple[str, ...]:
     """The names of the classes; empty if the classes are only numbered."""
-    names = tuple(config.id2label[number] for number in range(config.num_labels))
+    names = outputs_of(config)
     return () if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else names
 
 

@@ -154,7 +154,7 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
 
     check_new(options.out)
     make(options.out)
-    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     with Progress(console, options.quiet) as progress:
         run = CompressRun(config=config, out=options.out, device=options.device)
         metrics = compress(run, progress.update, progress.result)

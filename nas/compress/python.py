@@ -43,7 +43,7 @@ class Compressed:
 
     def table(self, width: int = 120) -> str:
         """The scores, costs and latencies of teacher and student as text."""
-        console = Console(highlight=False, width=width, record=True, file=StringIO())
+        console = Console(highlight=False, markup=False, emoji=False, width=width, record=True, file=StringIO())
         show_measurements(console, self.metrics, "")
         return console.export_text()
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from distill.training.progress import ProgressCallback
-from distill.training.teacher import labels_of, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.untrained import UntrainedEvaluator
 from nas.final.run import FinalRun, train_final
@@ -73,8 +72,7 @@ def compress(run: CompressRun, on_progress: ProgressCallback, note: Callable[[st
 
 
 def fitted(config: StudyConfig) -> StudyConfig:
-    """The configuration with as many heads and channels to choose from as its teacher has, and with the classes of a
-    teacher that is kept as it is, in their order, for the user's own rows.
+    """The configuration with as many heads and channels to choose from as its teacher has.
 
     Raises:
         UserError: the teacher cannot be read.
@@ -86,13 +84,7 @@ def fitted(config: StudyConfig) -> StudyConfig:
     few = limit and limit.relative and limit.value <= Fraction(1, 2)
     expansions = (*config.space.expansions, *(() if few else WIDER))
     changes = {"heads": heads, "expansions": tuple(size for size in expansions if size * base.inner >= 1)}
-    space = config.space.model_copy(update=changes)
-    rows = dict(config.rows)
-    own = rows.get(config.task)
-    if own is not None and not own.regression and own.labels is None and config.finetune.steps == 0:
-        labels = labels_of(load_config(config.teacher))
-        rows[config.task] = own.model_copy(update={"labels": labels or None})
-    return config.model_copy(update={"space": space, "rows": rows})
+    return config.model_copy(update={"space": config.space.model_copy(update=changes)})
 
 
 def measured_on_rows(config: StudyConfig, workspace: Workspace) -> StudyConfig:

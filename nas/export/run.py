@@ -77,7 +77,7 @@ def run(export: Export) -> int:
     longest = family_of(checkpoint.model).positions(checkpoint.model.config)
     if export.tokens is not None and export.tokens > longest:
         raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
-    console = Console(highlight=False, soft_wrap=True, stderr=export.json)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=export.json)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(export.threads or before)

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from distill.command.contents import contents
 from distill.objectives import OBJECTIVES
+from distill.tasks.classes import with_classes_of
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
 from distill.tasks.readers import embedded, load_task, reader_of
@@ -17,11 +19,12 @@ from distill.tasks.splits import AnySplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
 from distill.tasks.types import CLASSIFICATION, REGRESSION, TaskType, encode, get_task_type
+from distill.training.teacher import load_config, locate, outputs_of
 from foundation.files import fingerprint
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
-READERS_VERSION = 2
+READERS_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,26 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
 
 
+def contents_of(config: StudyConfig) -> dict[str, str]:
+    """By path, hashes of the rows, models and text of a configuration that are here; see `contents`.
+
+    Raises:
+        ConfigError: a task has no data.
+    """
+    tables = config.candidate_pretrain, config.one_shot_pretrain, config.pretrain
+    files = [source for table in (config, *filter(None, tables)) for source in table.corpus or ()]
+    for task in config.tasks:
+        if task in config.rows:
+            files += [config.rows[task].train, config.rows[task].dev]
+        elif config.data is not None and task not in embedded.TASKS:
+            try:
+                files += filter(Path.exists, map(Path, reader_of(task).sources(task, Path(config.data))))
+            except TaskError as error:
+                raise ConfigError(str(error)) from None
+    models = [config.teacher, *([config.base] if isinstance(config.base, str) else [])]
+    return contents(files, map(locate, models))
+
+
 def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], folder: Path) -> None:
     """Write the folder of a task's data: its encoded rows and its splits.
 
@@ -170,6 +193,9 @@ def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], fol
         ConfigError: the rows cannot be read, or `max_length` is too small for them.
     """
     data = read(config, corpus)
+    if (own := config.rows.get(config.task)) is None or own.labels is None:
+        outputs = outputs_of(load_config(config.teacher))
+        data = with_classes_of(data, outputs, all_of_them=config.finetune.steps == 0)
     folder.mkdir()
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         try:

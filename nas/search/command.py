@@ -44,7 +44,7 @@ def show_so_far(options: argparse.Namespace, folder: Path) -> None:
 
         study = Folder(folder)
         storage = options.storage or study.storage
-        console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
         with contextlib.suppress(UserError):  # such as a storage that is gone, which the search itself has reported
             show_results(study, storage, console, options.json)
 
@@ -68,7 +68,9 @@ def command(options: argparse.Namespace, folder: Path) -> int:
 
     from nas.search.progress import Progress
 
-    console = Console(highlight=False, soft_wrap=True, stderr=options.json, quiet=not is_first_process())
+    console = Console(
+        highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json, quiet=not is_first_process()
+    )
     with Progress(console, options.quiet) as progress:
         if not options.dry_run:
             progress.update("loading PyTorch, Transformers and Ray", None)

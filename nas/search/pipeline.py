@@ -1,6 +1,7 @@
 """Runs the stages of a search one after the other: each searches, confirms its finalists, and passes on its winner."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,6 +24,7 @@ from nas.planning.budget import base_model, latencies_of, limits_of
 from nas.planning.finalists import ALLOCATED, GLOBAL, Confirmed, confirmations, finalists, lead_line, summary
 from nas.planning.stages import BEFORE, Plan, check_start, plan, sampler_of, start_of
 from nas.preparation.context import preparation_context
+from nas.preparation.data import contents_of
 from nas.preparation.prepare import entries, prepare_in
 from nas.preparation.workspace import AnyWorkspace, Workspace
 from nas.report.drawing import add_drawing
@@ -79,11 +81,12 @@ def run_search(search: SearchRun, progress: Progress | None = None) -> Architect
     progress.finish()
     search.claim(first)
     folder = search.folder
-    folder.create(search.config)
+    folder.create(search.config, contents_of(search.config))
     with folder.lock(), reporting_failures(search.url):
         # Another process may have started the study while this one was preparing it.
         folder.check(search.config, search.stages, search.resume)
-        progress.say(f"study {folder.path} (optuna-dashboard {search.url} --artifact-dir {folder.artifacts})")
+        dashboard = shlex.join(("optuna-dashboard", search.url, "--artifact-dir", str(folder.artifacts)))
+        progress.say(f"study {folder.path} ({dashboard})")
         return running.run_stages(first)
 
 

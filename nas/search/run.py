@@ -9,7 +9,7 @@ from optuna.exceptions import DuplicatedStudyError
 from nas.config.schema import ConfigError, StudyConfig
 from nas.planning.budget import check_deployment
 from nas.planning.stages import Plan, check_stage
-from nas.preparation.data import check_tasks
+from nas.preparation.data import check_tasks, contents_of
 from nas.study import ledger
 from nas.study.folder import Folder
 from nas.study.names import existing_studies, prefix_of
@@ -60,6 +60,7 @@ class SearchRun:
         check_deployment(self.config, self.cluster.device)
         check_storage(self.url)
         self.folder.check(self.config, self.stages, self.resume)
+        self.folder.check_contents(contents_of(self.config) if self.folder.contents.exists() else {})
         check_stage(self.config, self.folder, self.stages[0], self.start)
 
     def claim(self, first: Plan | None = None) -> None:

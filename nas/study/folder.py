@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from distill.command.contents import check_contents
 from foundation.errors import UserError
 from foundation.files import read_json, write_text
 from nas.config.load import load_config
@@ -42,6 +44,11 @@ class Folder:
     def architecture(self) -> Path:
         """The winner of the latest stage."""
         return self.path / "architecture.json"
+
+    @property
+    def contents(self) -> Path:
+        """Hashes of the files that the search reads."""
+        return self.path / "contents.json"
 
     @property
     def budget(self) -> Path:
@@ -157,8 +164,14 @@ class Folder:
                 f"{self.path} already has stage {again[0]}: continue it with --resume, or choose another --study"
             )
 
-    def create(self, config: StudyConfig) -> None:
-        """Create the folder with the configuration, unless it exists.
+    def check_contents(self, contents: dict[str, str]) -> None:
+        """Check that the files which the search reads are those it began with. Raises UserError."""
+        if self.contents.exists():
+            check_contents(f"the study {self.path}", read_json(self.contents), contents)
+
+    def create(self, config: StudyConfig, contents: dict[str, str] | None = None) -> None:
+        """Create the folder with the configuration and, if they are given, the hashes of the files that the search
+        reads, unless they exist.
 
         Raises:
             ConfigError: it cannot be created.
@@ -169,6 +182,8 @@ class Folder:
             raise ConfigError(f"{self.path}: {error.strerror}") from None
         if not self.config.exists():
             write_text(self.config, config.to_toml())
+        if contents is not None and not self.contents.exists():
+            write_text(self.contents, json.dumps(contents, indent=2) + "\n")
 
     def begin(self, stage: str, config: StudyConfig, start: Architecture | None) -> None:
         """Record the configuration, that the stage has begun, and the architecture that it refines."""
