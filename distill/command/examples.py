@@ -11,11 +11,13 @@ from typing import Any
 from accelerate import Accelerator
 from transformers.utils import logging
 
+from distill.encoders.family import family_of
 from distill.tasks.classes import with_classes_of
 from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import read_rows, table_task
 from distill.tasks.readers.texts import read_paragraphs, text_key
+from distill.tasks.row_checks import notes, show
 from distill.tasks.splits import AnySplit, Split, joined
 from distill.tasks.task import TaskData, TaskError
 from distill.tasks.text import load_text, save_text, stored_text_key
@@ -42,7 +44,7 @@ def open_examples(
     logging.disable_progress_bar()
     accelerator = make_accelerator(options.device, options.mixed_precision)
     config, tokenizer = load_config(source, students), load_tokenizer(source)
-    examples = load_examples(options, tokenizer, outputs_of(config), kept)
+    examples = load_examples(options, tokenizer, outputs_of(config), kept, config)
     check_sizes(options, config, source, examples)
     return accelerator, config, examples
 
@@ -55,11 +57,14 @@ def check_sizes(options: Any, config: Any, name: str, examples: Examples) -> Non
     check_positions(name, config, examples.longest, f"--max-length {options.max_length}")
 
 
-def load_examples(options: Any, tokenizer: Any, outputs: Sequence[str] = (), kept: bool = False) -> Examples:
+def load_examples(
+    options: Any, tokenizer: Any, outputs: Sequence[str] = (), kept: bool = False, config: Any = None
+) -> Examples:
     """Load and encode the examples that the options name.
 
     Args:
         outputs, kept: the model's classes, and whether it keeps its head: see `distill.tasks.classes.with_classes_of`.
+        config: of the model; with it, what is lost of the rows is shown.
     """
 
     def encoded(rows: AnySplit, task_type: str) -> Encoded:
@@ -80,6 +85,9 @@ def load_examples(options: Any, tokenizer: Any, outputs: Sequence[str] = (), kep
     data = with_classes_of(data, outputs, all_of_them=kept)
     task_type = data.task.task_type
     rows = joined(data.train, data.search) if options.train is None or options.task is None else own_rows(options, data)
+    if config is not None:
+        segments = family_of(config).size(config, "token_types")
+        show(notes(tokenizer, rows, data.dev, options.max_length, segments))
     train = encoded(rows, task_type)
     eval_set = EvalSet(data.task, data.dev, encoded(data.dev, task_type), tokenizer.pad_token_id)
     return Examples(task_type, tokenizer, train, eval_set)

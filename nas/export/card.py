@@ -104,8 +104,8 @@ class Card:
         name, layers = " ".join(self.name.split()), plural(len(remaining_layers(config)), "layer")
         return (
             f"# {name}\n\nAn encoder of {layers}, {config.hidden_size} wide, whose {heads}feed-forward networks (FFNs) "
-            "were designed layer by layer by a neural architecture search (ffn-nas), and which learned from a teacher by "
-            "knowledge distillation."
+            "were designed layer by layer by a neural architecture search (ffn-nas), and which learned from a teacher "
+            "by knowledge distillation."
         )
 
     def _use(self) -> str:

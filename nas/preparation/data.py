@@ -9,12 +9,14 @@ from typing import Any
 from torch import nn
 
 from distill.command.contents import contents
+from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES
 from distill.tasks.classes import with_classes_of
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
 from distill.tasks.readers import embedded, load_task, reader_of
 from distill.tasks.readers.tables import table_task
+from distill.tasks.row_checks import notes
 from distill.tasks.splits import AnySplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
@@ -25,6 +27,7 @@ from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
 READERS_VERSION = 3
+NOTES = "notes.json"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,10 @@ class TaskFolders:
     def text(self, table: str) -> Encoded:
         """The encoded text of the training of this table, mapped into memory."""
         return load_text(dict(self.texts)[table])
+
+    def notes(self) -> list[str]:
+        """The lines about the rows that users should see."""
+        return list(json.loads((self.data / NOTES).read_text(encoding="utf-8")))
 
     def split(self, name: str) -> AnySplit:
         """The split "search" or "dev" before encoding, as metrics need it."""
@@ -186,6 +193,13 @@ def contents_of(config: StudyConfig) -> dict[str, str]:
     return contents(files, map(locate, models))
 
 
+def notes_of(config: StudyConfig, tokenizer: Any, data: TaskData[Any]) -> list[str]:
+    """The lines about the rows of the task, see `distill.tasks.row_checks.notes`."""
+    teacher = load_config(config.teacher)
+    segments = family_of(teacher).size(teacher, "token_types")
+    return notes(tokenizer, joined(data.train, data.search), data.dev, config.max_length, segments)
+
+
 def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], folder: Path) -> None:
     """Write the folder of a task's data: its encoded rows and its splits.
 
@@ -197,6 +211,7 @@ def write(config: StudyConfig, tokenizer: Any, corpus: Callable[[], Corpus], fol
         outputs = outputs_of(load_config(config.teacher))
         data = with_classes_of(data, outputs, all_of_them=config.finetune.steps == 0)
     folder.mkdir()
+    (folder / NOTES).write_text(json.dumps(notes_of(config, tokenizer, data)), encoding="utf-8")
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         try:
             save_encoded(
