@@ -70,7 +70,7 @@ def command(options: argparse.Namespace) -> int:
     candidate, why = choose(stage, options, cost)
     out = options.out or folder.path / "picked.json"
     try:
-        candidate.architecture.save(out)
+        candidate.architecture.save(out, folder.searched(study.config))
     except OSError as error:
         raise ConfigError(f"--out: {out}: {error.strerror}") from None
     facts = facts_of(study, stage, candidate)

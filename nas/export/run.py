@@ -188,7 +188,8 @@ def measure(
     Args:
         forwards: forward passes of the student.
     """
-    tokens = export.tokens or (checkpoint.metrics or {}).get("tokens", TOKENS)
+    longest = family_of(model).positions(model.config)
+    tokens = export.tokens or min(longest, (checkpoint.metrics or {}).get("tokens", TOKENS))
     task_type, num_labels = checkpoint.type, model.config.num_labels
     macs = {}
     others: dict[str, PreTrainedModel] = {}

@@ -26,7 +26,7 @@ from foundation.files import fingerprint
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
-READERS_VERSION = 3
+READERS_VERSION = 4
 NOTES = "notes.json"
 
 

@@ -96,6 +96,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
             ),
             storage=options.storage,
             resume=options.resume,
+            preset=None if source == str(stored) else source,
         )
         if options.dry_run:
             from nas.search.dry_run import dry_run

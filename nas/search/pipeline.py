@@ -214,7 +214,7 @@ class Search:
             self._measure(best)
         write_text(self.folder.best(plan.stage), json.dumps(best, indent=2) + "\n")
         winner = Architecture.from_json(best["winner"]["architecture"])
-        winner.save(self.folder.architecture)
+        winner.save(self.folder.architecture, self.folder.searched(self.given, self.search.preset))
         return winner
 
     def _run(

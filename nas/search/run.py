@@ -29,6 +29,7 @@ class SearchRun:
         cluster: the workers that evaluate candidates.
         storage: an Optuna storage URL; None: study.db in the study's folder.
         resume: whether stages that have begun continue.
+        preset: the name of the preset or file that the configuration was made from, for the architecture's file.
     """
 
     config: StudyConfig
@@ -38,6 +39,7 @@ class SearchRun:
     cluster: Cluster = field(default_factory=Cluster)
     storage: str | None = None
     resume: bool = False
+    preset: str | None = None
 
     @property
     def folder(self) -> Folder:

@@ -13,7 +13,7 @@ from typing import Any
 
 from distill.command.contents import check_contents
 from foundation.errors import UserError
-from foundation.files import read_json, write_text
+from foundation.files import fingerprint, read_json, write_text
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.study.storage import sqlite_url
@@ -59,6 +59,11 @@ class Folder:
     def artifacts(self) -> Path:
         """The drawings of the trials, for the dashboard's `--artifact-dir`."""
         return self.path / "artifacts"
+
+    def searched(self, config: StudyConfig, preset: str | None = None) -> dict[str, str]:
+        """With what the architectures of this study were searched, for files that are moved elsewhere."""
+        named = {"study": self.path.resolve().name, "teacher": config.teacher, "tasks": ",".join(config.tasks)}
+        return named | ({"preset": preset} if preset else {}) | {"config": fingerprint(config.to_toml())}
 
     def stage(self, stage: str) -> Path:
         """The folder of a stage, which exists once the stage has begun."""
@@ -153,6 +158,9 @@ class Folder:
         begun = [stage for stage in STAGES if self.stage(stage).exists()]
         # The tables of stages that have not begun may still be changed.
         stored, wanted = (self._begun(version, begun) for version in (load_config(str(self.config)), config))
+        for stage in begun if resume else ():  # which may have more trials than it had
+            table, other = stored[f"stage{stage}"], wanted[f"stage{stage}"]
+            table["trials"] = max(table["trials"], other["trials"])
         if stored != wanted:
             raise ConfigError(
                 f"{self.path} was created with another configuration ({_difference(stored, wanted)}): "
