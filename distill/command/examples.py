@@ -79,7 +79,7 @@ def load_examples(
     if options.train is not None and options.task is None:
         task_type = REGRESSION if options.regression else CLASSIFICATION
         columns = {"text": options.text, "label": options.label, "pair": options.pair}
-        data = table_task(options.train, options.dev, **columns, task_type=task_type)
+        data = table_task(options.train, options.dev, **columns, task_type=task_type, metric=options.metric)
     else:
         data = load_task(options.task, options.data)
     data = with_classes_of(data, outputs, all_of_them=kept)

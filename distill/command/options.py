@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Options that may differ when a run is resumed.
 FREE = ("resume", "device", "tensorboard", "quiet", "json")
 # Options that only apply to a user's own files.
-OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression")
+OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression", "metric")
 
 
 def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
@@ -34,6 +34,8 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     unless = ", unless there is a --task" if own_rows_of_a_task else ""
     measured = f"labeled rows to measure the scores on, in a format of --train; required with --train{unless}"
     add("--dev", type=Path, metavar="FILE", help=measured)
+    score = "score of --train's rows, such as f1_macro or matthews (default: accuracy, or Spearman's correlation)"
+    add("--metric", metavar="NAME", help=score)
     length = "longer rows are truncated to N tokens (default: %(default)s)"
     add("--max-length", type=int, default=128, metavar="N", help=length)
 

@@ -184,6 +184,13 @@ def _f1(sums: np.ndarray) -> np.ndarray:
     return _ratio(2 * right, predicted + expected)
 
 
+def _macro_f1(sums: np.ndarray) -> np.ndarray:
+    """The mean F1 of the classes that are predicted or expected."""
+    right, predicted, expected = np.split(sums, 3, axis=-1)
+    there = predicted + expected > 0
+    return _ratio(_ratio(2 * right, predicted + expected).sum(-1), there.sum(-1))
+
+
 def _matthews(sums: np.ndarray) -> np.ndarray:
     """Gorodkin's generalization to several classes; with two it is the Matthews coefficient."""
     classes = (sums.shape[-1] - 1) // 2
@@ -214,6 +221,31 @@ def _classes(predictions: Any, references: Any, labels: Sequence[str]) -> np.nda
     one = np.eye(len(labels))
     right = np.equal(predictions, references)
     return np.column_stack((right, one[np.asarray(predictions)], one[np.asarray(references)]))
+
+
+def _classes_right(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    one = np.eye(len(labels))
+    predicted, expected = one[np.asarray(predictions)], one[np.asarray(references)]
+    return np.column_stack((predicted * expected, predicted, expected))
+
+
+def metric_of(score: Callable[[np.ndarray, np.ndarray], float]) -> Metric:
+    """A metric of classes from a function of a user's own.
+
+    Args:
+        score: (references, predictions) -> the score; both are class indices of shape (N,), in any order of the rows.
+    """
+
+    def cells(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+        return np.eye(len(labels) ** 2)[np.asarray(references) * len(labels) + np.asarray(predictions)]
+
+    def of_sums(sums: np.ndarray) -> np.ndarray:
+        classes = math.isqrt(sums.shape[-1])
+        counts = sums.reshape(-1, classes**2).round().astype(int)
+        pairs = (np.divmod(np.repeat(np.arange(classes**2), count), classes) for count in counts)
+        return np.array([score(*pair) for pair in pairs], np.float64).reshape(sums.shape[:-1])
+
+    return Metric(cells, of_sums)
 
 
 def _products(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
@@ -328,6 +360,7 @@ def normalized(answer: str) -> str:
 CLASS_ACCURACY = Metric(_right_classes)
 CLASS_F1 = Metric(_positives, _f1, classes=2)
 """The F1 score of the second of two classes."""
+MACRO_F1 = Metric(_classes_right, _macro_f1)
 MATTHEWS = Metric(_classes, _matthews)
 PEARSON = Metric(_products, _pearson)
 SPEARMAN = Metric(_products_of_ranks, _pearson)

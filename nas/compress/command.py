@@ -94,7 +94,7 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
     except ValueError as error:
         raise ConfigError(f"--max-params: {error}") from None
     if options.train is not None:
-        columns = {name: getattr(options, name) for name in ("text", "pair", "label", "regression")}
+        columns = {name: getattr(options, name) for name in ("text", "pair", "label", "regression", "metric")}
         files = {name: str(getattr(options, name).resolve()) for name in ("train", "dev")}
         given["rows"] = Given("--train", {OWN: files | {key: value for key, value in columns.items() if value}})
     given = {place: one for place, one in given.items() if not isinstance(one, Given) or one.value is not None}

@@ -31,11 +31,11 @@ class RowsTable(Table):
 
     Attributes:
         train, dev: paths, in a preset relative to its folder.
-        text: the column of the sentence, or of the first one of a pair.
-        pair: the column of the second sentence, if there is one.
+        text, pair: the columns of the sentence and, if there is one, of the second sentence.
         label: the column of the class or, with `regression`, of the number.
         regression: whether the task is to predict a number.
         labels: the names of the classes in the order of the teacher's outputs; None: those that occur, sorted.
+        metric: the score, such as "f1_macro" or "matthews"; None: accuracy, or Spearman's correlation of numbers.
     """
 
     train: str
@@ -45,15 +45,15 @@ class RowsTable(Table):
     label: str = "label"
     regression: bool = False
     labels: tuple[str, ...] | None = None
+    metric: str | None = None
 
 
 class BaseTable(Table):
     """The base of students that start from random weights, with fields of `search_spaces.architecture.Base`.
 
     Attributes:
-        depth: the number of layers.
+        depth, heads: the numbers of layers and of attention heads.
         width: of the hidden states.
-        heads: attention heads.
         inner: the inner width of the FFNs at expansion 1.
         embedding: the width of a factorized embedding: of trigrams, as in MobileBERT, for students of BERT, and of
             words for students of ELECTRA and ALBERT; None: an ordinary embedding.

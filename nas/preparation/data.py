@@ -140,9 +140,8 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
             rows = config.rows[name]
             files = Path(rows.train), Path(rows.dev)
             task_type = type_of_rows(rows)
-            return table_task(
-                *files, text=rows.text, label=rows.label, pair=rows.pair, labels=rows.labels, task_type=task_type
-            )
+            columns = {"text": rows.text, "label": rows.label, "pair": rows.pair}
+            return table_task(*files, **columns, labels=rows.labels, task_type=task_type, metric=rows.metric)
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
@@ -163,7 +162,7 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         if name in config.rows:
             rows = config.rows[name]
             files = [Path(rows.train), Path(rows.dev)]
-            columns = [rows.text, rows.pair, rows.label, rows.regression, *(rows.labels or ())]
+            columns = [rows.text, rows.pair, rows.label, rows.regression, rows.metric, *(rows.labels or ())]
             return fingerprint(READERS_VERSION, columns, [file.suffix for file in files], *files)
         folder = None if config.data is None else Path(config.data)
         return fingerprint(READERS_VERSION, *reader_of(name).sources(name, folder))

@@ -33,13 +33,13 @@ def table_task(
     pair: str | None = None,
     labels: tuple[str, ...] | None = None,
     task_type: str = CLASSIFICATION,
-    metrics: tuple[str, ...] | None = None,
+    metric: str | None = None,
 ) -> TaskData[Split]:
     """Load a task from a user's own files. Its name is that of the column `label`.
 
     Args:
         text, pair, label, labels, task_type: as `read_rows`; the classes are those of the training file.
-        metrics: by default accuracy, or for a regression Spearman's and Pearson's correlations.
+        metric: the score, which comes before accuracy or, for a regression, Spearman's and Pearson's correlations.
 
     Raises:
         TableError: as `read_rows`; or train and dev are the same file, or the task type has no such metric.
@@ -49,7 +49,8 @@ def table_task(
     regression = task_type == REGRESSION
     rows, classes = read_rows(train, text, label, pair, labels, task_type)
     try:
-        task = Task(label, classes, task_type, metrics or (("spearmanr", "pearson") if regression else ("accuracy",)))
+        usual = ("spearmanr", "pearson") if regression else ("accuracy",)
+        task = Task(label, classes, task_type, tuple(dict.fromkeys((metric or usual[0], *usual))))
     except ValueError as error:
         raise TableError(str(error)) from None
     dev_rows, _ = read_rows(dev, text, label, pair, classes or None, task_type)
