@@ -1,7 +1,6 @@
 """Runs the stages of a search one after the other: each searches, confirms its finalists, and passes on its winner."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -85,8 +84,7 @@ def run_search(search: SearchRun, progress: Progress | None = None) -> Architect
     with folder.lock(), reporting_failures(search.url):
         # Another process may have started the study while this one was preparing it.
         folder.check(search.config, search.stages, search.resume)
-        dashboard = shlex.join(("optuna-dashboard", search.url, "--artifact-dir", str(folder.artifacts)))
-        progress.say(f"study {folder.path} ({dashboard})")
+        progress.say(f"study {folder.path} ({folder.dashboard(search.url)})")
         return running.run_stages(first)
 
 

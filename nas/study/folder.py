@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,10 @@ class Folder:
     def artifacts(self) -> Path:
         """The drawings of the trials, for the dashboard's `--artifact-dir`."""
         return self.path / "artifacts"
+
+    def dashboard(self, storage: str) -> str:
+        """The command that shows the studies in this storage."""
+        return shlex.join(("optuna-dashboard", storage, "--artifact-dir", str(self.artifacts)))
 
     def searched(self, config: StudyConfig, preset: str | None = None) -> dict[str, str]:
         """With what the architectures of this study were searched, for files that are moved elsewhere."""

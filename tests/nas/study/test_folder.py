@@ -82,3 +82,13 @@ def test_a_study_goes_on_with_the_same_files_only(tmp_path: Path) -> None:
             folder.check_contents(contents_of(config))
         file.write_text("before")
     folder.check_contents(contents_of(config))
+
+
+def test_a_stage_goes_on_with_more_trials(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "s")
+    folder.create(DEMO)
+    folder.begin("1", DEMO, None)
+    more, fewer = (load_config("demo-ffn", {"stage1.trials": DEMO.stage1.trials + change}) for change in (5, -5))
+    folder.check(more, ["1"], resume=True)
+    with pytest.raises(ConfigError, match=r"stage1\.trials is"):
+        folder.check(fewer, ["1"], resume=True)
