@@ -140,7 +140,7 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
             rows = config.rows[name]
             files = Path(rows.train), Path(rows.dev)
             task_type = type_of_rows(rows)
-            columns = {"text": rows.text, "label": rows.label, "pair": rows.pair}
+            columns: dict[str, Any] = {"text": rows.text, "label": rows.label, "pair": rows.pair}
             return table_task(*files, **columns, labels=rows.labels, task_type=task_type, metric=rows.metric)
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
@@ -178,8 +178,8 @@ def contents_of(config: StudyConfig) -> dict[str, str]:
     Raises:
         ConfigError: a task has no data.
     """
-    tables = config.candidate_pretrain, config.one_shot_pretrain, config.pretrain
-    files = [source for table in (config, *filter(None, tables)) for source in table.corpus or ()]
+    tables: list[Any] = [config, config.candidate_pretrain, config.one_shot_pretrain, config.pretrain]
+    files = [source for table in filter(None, tables) for source in table.corpus or ()]
     for task in config.tasks:
         if task in config.rows:
             files += [config.rows[task].train, config.rows[task].dev]
