@@ -17,7 +17,7 @@ from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import read_rows, table_task
 from distill.tasks.readers.texts import read_paragraphs, text_key
-from distill.tasks.row_checks import notes, show
+from distill.tasks.row_checks import notes
 from distill.tasks.splits import AnySplit, Split, joined
 from distill.tasks.task import TaskData, TaskError
 from distill.tasks.text import load_text, save_text, stored_text_key
@@ -27,7 +27,7 @@ from distill.training.loop import make_accelerator
 from distill.training.run import Examples
 from distill.training.teacher import check_positions, check_vocabulary, load_config, load_tokenizer, outputs_of
 from foundation.checksums import create_once
-from foundation.errors import UserError
+from foundation.errors import UserError, warn_once
 from foundation.files import cache_folder
 
 
@@ -87,7 +87,8 @@ def load_examples(
     rows = joined(data.train, data.search) if options.train is None or options.task is None else own_rows(options, data)
     if config is not None:
         segments = family_of(config).size(config, "token_types")
-        show(notes(tokenizer, rows, data.dev, options.max_length, segments))
+        for line in notes(tokenizer, rows, data.dev, options.max_length, segments):
+            warn_once(line)
     train = encoded(rows, task_type)
     eval_set = EvalSet(data.task, data.dev, encoded(data.dev, task_type), tokenizer.pad_token_id)
     return Examples(task_type, tokenizer, train, eval_set)

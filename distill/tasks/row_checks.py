@@ -1,14 +1,10 @@
 """What is lost or shared when rows are encoded, in lines for the user: nothing of it happens silently."""
 
-import logging
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from distill.tasks.splits import AnySplit, Split, TaggedSplit
-
-log = logging.getLogger(__name__)
 
 # So many rows, evenly spaced, are looked at; and from this share on unknown tokens get a line.
 SAMPLE, UNKNOWN = 2000, 0.05
@@ -41,12 +37,6 @@ def notes(tokenizer: Any, train: AnySplit, dev: AnySplit, max_length: int, segme
     if segments == 1 and max(map(max, types)) > 0:
         result.append("the rows are pairs, and the model has one segment: it does not tell first from second texts")
     return result
-
-
-def show(lines: Iterable[str]) -> None:
-    """Show the lines as warnings."""
-    for line in lines:
-        log.warning("%s", line)
 
 
 def _untruncated(tokenizer: Any, split: Split | TaggedSplit) -> tuple[list[list[int]], list[list[int]]]:

@@ -1,6 +1,5 @@
 """Whether a teacher that is kept as it is makes sense: its head is of the task, and it is right about the rows."""
 
-import logging
 import math
 
 import numpy as np
@@ -10,8 +9,7 @@ from transformers import PreTrainedModel
 
 from distill.training.evaluation import EvalSet
 from distill.training.teacher import TeacherError, load_config
-
-log = logging.getLogger(__name__)
+from foundation.errors import warn_once
 
 # So many rows are looked at, fewer than so few may all be of hard ones, and so many standard errors are no coincidence.
 ROWS, FEW, SURE = 1000, 50, 3.5
@@ -77,11 +75,7 @@ def _check_classes(source: str, labels: tuple[str, ...], predicted: np.ndarray, 
         )
     most = int(confusion_CC.sum(axis=1).argmax())
     if count >= FEW and now.sum() <= confusion_CC[most].sum():
-        log.warning(
-            "the teacher %r is right about %.1f %% of %d rows, no more than always saying %r: is it fine-tuned on this "
-            "task?",
-            source,
-            100 * right,
-            count,
-            labels[most],
+        warn_once(
+            f"the teacher {source!r} is right about {right:.1%} of {count} rows, no more than always saying "
+            f"{labels[most]!r}: is it fine-tuned on this task?"
         )

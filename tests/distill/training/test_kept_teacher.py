@@ -58,7 +58,7 @@ def test_chance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         checked(tmp_path, rng.integers(0, 3, ROWS), labels, Task("t", NAMES))
     caplog.clear()
     most = int(np.bincount(labels).argmax())
-    checked(tmp_path, [most] * ROWS, labels, Task("t", NAMES))
+    checked(tmp_path / "constant", [most] * ROWS, labels, Task("t", NAMES))
     assert f"no more than always saying '{NAMES[most]}': is it fine-tuned on this task?" in caplog.text
 
 
