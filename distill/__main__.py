@@ -105,13 +105,15 @@ def plan(options: Any) -> dict[str, Any]:
     with loading(options.quiet):
         from distill.command.examples import check_sizes, open_examples
         from distill.command.objective import check_models, objective_settings
+        from distill.training.kept_teacher import check_kept
         from distill.training.run import TEACHER, Training
         from distill.training.students import load_student
         from distill.training.teacher import load_model
 
         settings = objective_settings(options)
         check_models(options, settings)
-    accelerator, _, examples = open_examples(options, options.teacher or options.student, students=True)
+    kept = options.teacher is not None and not options.finetune_teacher
+    accelerator, _, examples = open_examples(options, options.teacher or options.student, students=True, kept=kept)
     labels, task_type, recipe = examples.labels, examples.task_type, recipe_of(options, len(examples.train))
 
     def make(source: str, teacher: Any) -> Any:
@@ -122,11 +124,18 @@ def plan(options: Any) -> dict[str, Any]:
         check_sizes(options, model.config, source, examples)
         return model
 
+    def make_teacher(_: Any) -> Any:
+        new_head = bool(options.finetune_teacher) or examples.headless
+        model = load_model(options.teacher, labels, task_type, new_head=new_head).eval()
+        if not new_head and examples.eval_set is not None:
+            check_kept(options.teacher, model, examples.eval_set, accelerator)
+        return model
+
     models = {}
     if options.teacher is not None:
-        first, new_head = options.finetune_teacher, bool(options.finetune_teacher) or examples.headless
+        first = options.finetune_teacher
         models[TEACHER] = Training(
-            make=lambda _: load_model(options.teacher, labels, task_type, new_head=new_head).eval(),
+            make=make_teacher,
             recipe=replace(recipe, steps=first) if first else None,
             measured_before=False,
         )

@@ -101,7 +101,9 @@ def command(options: Any) -> int:
         options.batch_size,
     )
     total = len(train) * (1 + options.copies * (2 if train.paired else 1))
-    with Progress(Console(highlight=False, soft_wrap=True, stderr=options.json), options.quiet) as progress:
+    with Progress(
+        Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json), options.quiet
+    ) as progress:
 
         def reported() -> Iterator[AugmentedRow]:
             for number, row in enumerate(augmentation.rows(train)):

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -41,6 +42,13 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(called_as(prog), formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
         self.add_argument("--version", action="version", version=f"ffn-nas {__version__}")
+
+    def parse_args(self, *arguments: Any, **named: Any) -> Any:
+        """As in argparse. What a terminal cannot show is replaced from now on, instead of ending the command."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        return super().parse_args(*arguments, **named)
 
     def error(self, message: str) -> NoReturn:
         self.exit(USER_ERROR, f"{self.prog}: {message} (see --help)\n")

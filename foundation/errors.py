@@ -4,15 +4,27 @@ Every command turns a `UserError` into one line on stderr and exit status 2 (`di
 its own errors from it, so that callers can still tell them apart.
 """
 
+import logging
+import os
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import cache
+
+log = logging.getLogger(__name__)
 
 
 class UserError(Exception):
     """A value, file or option is invalid; the message says which one, where, and what is valid instead."""
+
+
+@cache
+def warn_once(line: str) -> None:
+    """Warn with this line, if it is the first time and this is the first process."""
+    if os.environ.get("RANK", "0") == "0":
+        log.warning("%s", line)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

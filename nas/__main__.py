@@ -8,6 +8,7 @@ import ast
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from distill.choices import columns
 from distill.cli import DONE, Parser, interruptible
@@ -79,11 +80,11 @@ def show(out: Path) -> int:
         print(f"\nno studies in {out}: python -m nas.search --stage all")
         return DONE
     print(f"\nstudies in {out}:")
-    table(known).print(Console(highlight=False))
+    table(known).print(Console(highlight=False, markup=False, emoji=False))
     for study in known:
         if study.state != "interrupted":
             continue
-        where = f"--study {study.folder.name}" + ("" if out == Path("results") else f" --out {out}")
+        where = f"--study {quote(study.folder.name)}" + ("" if out == Path("results") else f" --out {quote(str(out))}")
         print(f"continue {study.folder.name}: python -m nas.search --stage {study.stages[-1].stage} {where} --resume")
     return DONE
 

@@ -87,7 +87,7 @@ def command(options: argparse.Namespace) -> int:
         }
         print(json.dumps(document, indent=2))
         return DONE
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     side_by_side(items, facts).print(console)
     console.print(f"MACs of a sentence of {tokens} tokens; percentages are of {items[0].name}'s")
     if paired:

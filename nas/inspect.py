@@ -81,7 +81,8 @@ def parser() -> Parser:
     result = Parser("nas.inspect", description=__doc__)
     add, published = result.add_argument, ", ".join(PUBLISHED)
     add("architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {published}")
-    add("--tokens", type=int, default=128, help="sequence length for which MACs are counted (default: %(default)s)")
+    tokens = "sequence length for which MACs are counted (default: 128, or the base's positions if they are fewer)"
+    add("--tokens", type=int, help=tokens)
     add("--labels", type=at_least(1), default=3, help="classes of the classifier (default: %(default)s)")
     add("--head", metavar="TYPE", help="the task type, such as token_classification (default: classification)")
     form = result.add_mutually_exclusive_group()
@@ -102,21 +103,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         load_extensions()
         if options.singular_values:
-            show_singular_values(Path(options.architecture), Console(highlight=False))
+            show_singular_values(Path(options.architecture), Console(highlight=False, markup=False, emoji=False))
             return 0
         head = head_cost(options.head)
         architecture = shown.named(options.architecture)
     except UserError as error:
         its_parser.error(str(error))
     positions = architecture.base.positions
-    if not 1 <= options.tokens <= positions:
-        its_parser.error(f"--tokens: must be from 1 to the base's {positions} positions, not {options.tokens}")
+    tokens = min(128, positions) if options.tokens is None else options.tokens
+    if not 1 <= tokens <= positions:
+        its_parser.error(f"--tokens: must be from 1 to the base's {positions} positions, not {tokens}")
     if options.json:
-        print(json.dumps(shown.describe(architecture, options.tokens, options.labels, head), indent=2))
+        print(json.dumps(shown.describe(architecture, tokens, options.labels, head), indent=2))
     elif options.latex:
         print("\n".join(layers_latex(architecture)))
     else:
-        show(architecture, options.tokens, options.labels, head, Console(highlight=False))
+        show(architecture, tokens, options.labels, head, Console(highlight=False, markup=False, emoji=False))
     return 0
 
 

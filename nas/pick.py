@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from distill.cli import DONE, Parser, interruptible
 from nas.config.schema import ConfigError
@@ -64,7 +65,7 @@ def command(options: argparse.Namespace) -> int:
     stage, candidate, why = pick(study, options.stage, options.trial, options.keep, limits)
     out = options.out or folder.path / "picked.json"
     try:
-        candidate.architecture.save(out)
+        candidate.architecture.save(out, folder.searched(study.config))
     except OSError as error:
         raise ConfigError(f"--out: {out}: {error.strerror}") from None
     facts = facts_of(study, stage, candidate)
@@ -72,13 +73,13 @@ def command(options: argparse.Namespace) -> int:
         known = {"stage": stage.name, "trial": candidate.number, "why": why, "file": str(out)}
         print(json.dumps(known | facts, indent=2))
         return DONE
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     console.print(f"stage {stage.name}, trial {candidate.number} ({facts['origin']}): {why}")
     for part in text_of(facts, candidate):
         part.print(console) if isinstance(part, Table) else console.print(part)
     # The final training looks for the configuration beside the architecture.
-    preset = "" if out.resolve().parent == folder.path.resolve() else f" --preset {folder.config}"
-    console.print(f"wrote {out}; next: ffn-train-final {out}{preset}")
+    preset = "" if out.resolve().parent == folder.path.resolve() else f" --preset {quote(str(folder.config))}"
+    console.print(f"wrote {out}; next: ffn-train-final {quote(str(out))}{preset}")
     return DONE
 
 

@@ -13,7 +13,7 @@ attention has as many experts as the key "attention_experts" of the base says, a
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
@@ -35,6 +35,7 @@ from search_spaces.layer import DENSE, FFN, FULL, Attention, Embedding, Experts,
 
 VERSION = 2
 MAX_BYTES = 1_000_000
+SEARCHED = "searched"  # the key of what is said of the search in a file
 REQUIRED = [field.name for field in fields(Base) if field.default is MISSING]
 OPTIONAL = [field.name for field in fields(Base) if field.default is not MISSING]
 LINEAR_HEAD = PredictionHead()
@@ -154,7 +155,7 @@ class Architecture:
     @classmethod
     def from_json(cls, value: object) -> "Architecture":
         """The architecture from parsed JSON. Raises ArchitectureError."""
-        document = as_object("the architecture", value, ("version", "base", "layers"), ("head", "embedding"))
+        document = as_object("the architecture", value, ("version", "base", "layers"), ("head", "embedding", SEARCHED))
         version = document["version"]
         if isinstance(version, bool) or version not in (1, VERSION):
             raise ArchitectureError(f"version: {shortened(version)} is unknown; supported are 1 and {VERSION}")
@@ -201,6 +202,11 @@ class Architecture:
             reason = f"not JSON: {str(error).splitlines()[0]}"
         raise ArchitectureError(f"{os.fspath(path)}: {reason}")
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write indented JSON atomically: other processes never see a partial file."""
-        write_text(Path(path), json.dumps(self.to_json(), indent=2) + "\n")
+    def save(self, path: str | os.PathLike[str], searched: Mapping[str, Any] | None = None) -> None:
+        """Write indented JSON atomically: other processes never see a partial file.
+
+        Args:
+            searched: with what it was searched, for people; it is no part of the architecture.
+        """
+        value = self.to_json() | ({SEARCHED: dict(searched)} if searched else {})
+        write_text(Path(path), json.dumps(value, indent=2) + "\n")

@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     from distill.tasks.encoding import token_frequencies
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.loop import make_accelerator
-    from distill.training.teacher import check_vocabulary, labels_of, load_config, load_tokenizer, load_unchanged
+    from distill.training.teacher import check_vocabulary, load_config, load_tokenizer, load_unchanged, outputs_of
     from foundation.files import save_pretrained, scratch_folder
     from search_spaces.architecture import Architecture
     from supernet.vocabulary import cut_model, cut_tokenizer, ids_in_use, kept_ids
@@ -105,11 +105,11 @@ def run(options: argparse.Namespace) -> int:
     model = load_unchanged(source)
 
     untruncated = argparse.Namespace(**vars(options) | {"max_length": UNTRUNCATED})
-    examples = load_examples(untruncated, tokenizer, labels_of(config))
+    examples = load_examples(untruncated, tokenizer, outputs_of(config), True)
     kept = kept_ids(tokenizer, token_frequencies(examples.train, config.vocab_size), most, also)
     with scratch_folder() as folder:
         small = cut_tokenizer(tokenizer, kept, folder)
-    after = load_examples(untruncated, small, labels_of(config))
+    after = load_examples(untruncated, small, outputs_of(config), True)
     differently = count_retokenized(examples, after, kept, most)
     model = with_head_for(source, model, examples)
     models = {WHOLE: model, CUT: cut_model(model, kept)}
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
         write_metrics(draft, metrics)
 
     write_new(options.out, write)
-    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     return show(options, console, metrics, *lines(metrics))
 
 

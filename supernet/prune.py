@@ -85,14 +85,17 @@ def run(options: argparse.Namespace) -> int:
     from distill.command.examples import open_examples
     from distill.command.report import report, show, write_metrics
     from distill.tasks.encoding import training_batches
+    from distill.training.kept_teacher import check_kept
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.measure import measure
     from distill.training.teacher import load_model
     from foundation.files import save_pretrained
     from supernet.pruning import PruningError, encoder_params, pruned_to
 
-    accelerator, _, examples = open_examples(options, options.checkpoint, own_labels=True)
+    accelerator, _, examples = open_examples(options, options.checkpoint)
     dense = load_model(options.checkpoint, examples.labels, examples.task_type, new_head=False).eval()
+    if examples.eval_set is not None:
+        check_kept(options.checkpoint, dense, examples.eval_set, accelerator)
     few, pad_id = options.importance_batches, examples.tokenizer.pad_token_id
     batches = training_batches(examples.train, options.batch_size, few, options.seed, pad_id)
     try:
@@ -113,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
         write_metrics(folder, metrics)
 
     write_new(options.out, write)
-    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     kept = f"{measured['pruned']['encoder_share']:.2%} of the parameters of the encoder's layers"
     lines = (
         f"heads of each layer:   {' '.join(map(str, heads))}",

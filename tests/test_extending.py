@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -17,6 +18,8 @@ from distill.objectives import OBJECTIVES, losses
 from distill.objectives.outputs import run
 from distill.tasks import readers
 from distill.tasks.readers import load_task
+from distill.tasks.task import Task, score
+from distill.tasks.types import TASK_TYPES
 from nas.config.load import load_config
 from nas.samplers import SAMPLERS
 from search_spaces import UNARY, Architecture, Base, Experts, FFNGraph, Space, cost
@@ -117,3 +120,12 @@ def test_a_task() -> None:
     assert rows.task.labels == ("even", "odd")
     assert len(rows.train.texts) + len(rows.search.texts) + len(rows.dev.texts) == 600
     assert all(len(text.split()) % 2 == label for text, label in zip(rows.dev.texts, rows.dev.labels, strict=True))
+
+
+def test_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = TASK_TYPES["classification"].metrics
+    monkeypatch.setitem(metrics, "worst_recall", None)  # type: ignore[arg-type]
+    execute("A metric")
+    task = Task("t", ("no", "yes"), metrics=("worst_recall",))
+    found = score(task, np.array([0, 0, 1, 1]), np.array([0, 0, 1, 0]))["worst_recall"]
+    assert found.value == pytest.approx(2 / 3) and found.standard_error > 0

@@ -3,6 +3,7 @@
 A UserError says which option, file or model is wrong.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 from accelerate import Accelerator
 from transformers.utils import logging
 
+from distill.encoders.family import family_of
+from distill.tasks.classes import with_classes_of
 from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import read_rows, table_task
 from distill.tasks.readers.texts import read_paragraphs, text_key
+from distill.tasks.row_checks import notes
 from distill.tasks.splits import AnySplit, Split, joined
 from distill.tasks.task import TaskData, TaskError
 from distill.tasks.text import load_text, save_text, stored_text_key
@@ -21,26 +25,26 @@ from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION, encode
 from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
 from distill.training.run import Examples
-from distill.training.teacher import check_positions, check_vocabulary, labels_of, load_config, load_tokenizer
+from distill.training.teacher import check_positions, check_vocabulary, load_config, load_tokenizer, outputs_of
 from foundation.checksums import create_once
-from foundation.errors import UserError
+from foundation.errors import UserError, warn_once
 from foundation.files import cache_folder
 
 
 def open_examples(
-    options: Any, source: str, students: bool = False, own_labels: bool = False
+    options: Any, source: str, students: bool = False, kept: bool = True
 ) -> tuple[Accelerator, Any, Examples]:
     """The accelerator, the configuration of the checkpoint `source`, and the examples, encoded with its tokenizer.
 
     Args:
         students: whether the checkpoint may be one of our own students.
-        own_labels: whether the checkpoint's classes are those of the user's own files.
+        kept: whether the checkpoint keeps its head, whose classes then are those of the examples.
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     accelerator = make_accelerator(options.device, options.mixed_precision)
     config, tokenizer = load_config(source, students), load_tokenizer(source)
-    examples = load_examples(options, tokenizer, labels_of(config) if own_labels else ())
+    examples = load_examples(options, tokenizer, outputs_of(config), kept, config)
     check_sizes(options, config, source, examples)
     return accelerator, config, examples
 
@@ -53,11 +57,14 @@ def check_sizes(options: Any, config: Any, name: str, examples: Examples) -> Non
     check_positions(name, config, examples.longest, f"--max-length {options.max_length}")
 
 
-def load_examples(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) -> Examples:
+def load_examples(
+    options: Any, tokenizer: Any, outputs: Sequence[str] = (), kept: bool = False, config: Any = None
+) -> Examples:
     """Load and encode the examples that the options name.
 
     Args:
-        labels: the names of the classes of the user's own files; by default those that occur, sorted.
+        outputs, kept: the model's classes, and whether it keeps its head: see `distill.tasks.classes.with_classes_of`.
+        config: of the model; with it, what is lost of the rows is shown.
     """
 
     def encoded(rows: AnySplit, task_type: str) -> Encoded:
@@ -72,11 +79,16 @@ def load_examples(options: Any, tokenizer: Any, labels: tuple[str, ...] = ()) ->
     if options.train is not None and options.task is None:
         task_type = REGRESSION if options.regression else CLASSIFICATION
         columns = {"text": options.text, "label": options.label, "pair": options.pair}
-        data = table_task(options.train, options.dev, **columns, labels=labels or None, task_type=task_type)
+        data = table_task(options.train, options.dev, **columns, task_type=task_type, metric=options.metric)
     else:
         data = load_task(options.task, options.data)
+    data = with_classes_of(data, outputs, all_of_them=kept)
     task_type = data.task.task_type
     rows = joined(data.train, data.search) if options.train is None or options.task is None else own_rows(options, data)
+    if config is not None:
+        segments = family_of(config).size(config, "token_types")
+        for line in notes(tokenizer, rows, data.dev, options.max_length, segments):
+            warn_once(line)
     train = encoded(rows, task_type)
     eval_set = EvalSet(data.task, data.dev, encoded(data.dev, task_type), tokenizer.pad_token_id)
     return Examples(task_type, tokenizer, train, eval_set)

@@ -1,12 +1,16 @@
 """The folder `--out` of a command: checked before the work, written as a whole after it, or resumed."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from distill.command.contents import check_contents
 from foundation.errors import UserError
 from foundation.files import write_atomically
+
+# The key of the contents of files among the recorded options.
+CONTENTS = "contents"
 
 
 def check_new(out: Path, otherwise: str = "") -> None:
@@ -46,8 +50,8 @@ def write_new(out: Path, write: Callable[[Path], object]) -> None:
         raise UserError(f"--out {out}: {error.strerror or error}") from error
 
 
-def check_resumed(out: Path, file: Path, recorded: dict[str, Any]) -> None:
-    """Raise UserError unless the file in `--out` has these options; the folder itself may be another."""
+def check_resumed(out: Path, file: Path, recorded: dict[str, Any], contents: Mapping[str, str]) -> None:
+    """Raise UserError unless the file in `--out` has these options and contents; the folder itself may be another."""
     if not file.exists():
         raise UserError(f"--out {out} has nothing to resume: there is no {file.name}")
     try:
@@ -58,3 +62,4 @@ def check_resumed(out: Path, file: Path, recorded: dict[str, Any]) -> None:
         if name != "out" and stored.get(name) != value:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"--resume: {flag} was {stored.get(name)!r}, not {value!r}")
+    check_contents(f"--out {out}", stored.get(CONTENTS, {}), contents)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.choices import listing, tasks
 from distill.cli import Parser, ParserOrGroup, add_device_option, add_output_options, add_precision_option
+from distill.command.contents import contents_of
 from distill.command.folder import check_new, check_resumed
 from distill.training.layout import OPTIONS_FILE
 from foundation.errors import UserError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 # Options that may differ when a run is resumed.
 FREE = ("resume", "device", "tensorboard", "quiet", "json")
 # Options that only apply to a user's own files.
-OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression")
+OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression", "metric")
 
 
 def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
@@ -33,6 +34,8 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     unless = ", unless there is a --task" if own_rows_of_a_task else ""
     measured = f"labeled rows to measure the scores on, in a format of --train; required with --train{unless}"
     add("--dev", type=Path, metavar="FILE", help=measured)
+    score = "score of --train's rows, such as f1_macro or matthews (default: accuracy, or Spearman's correlation)"
+    add("--metric", metavar="NAME", help=score)
     length = "longer rows are truncated to N tokens (default: %(default)s)"
     add("--max-length", type=int, default=128, metavar="N", help=length)
 
@@ -187,6 +190,6 @@ def check_recipe(options: Any, parser: Parser) -> None:
 def check_out(options: Any) -> None:
     """Raise UserError unless `--out` is new or empty or, with `--resume`, has a run with the same options."""
     if options.resume and options.out.is_dir() and any(options.out.iterdir()):
-        check_resumed(options.out, options.out / OPTIONS_FILE, recorded(options))
+        check_resumed(options.out, options.out / OPTIONS_FILE, recorded(options), contents_of(options))
     else:
         check_new(options.out, ", or add --resume")

@@ -10,6 +10,8 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from distill.cli import DONE
+from distill.command.contents import contents_of
+from distill.command.folder import CONTENTS
 from distill.command.options import recorded
 from distill.table import Column, Table, difference, millions, with_error
 from distill.training.evaluation import Load
@@ -46,7 +48,8 @@ def train_models(
     Raises:
         UserError: as `run_training`, or the folder cannot be written.
     """
-    given = {"out": options.out, "options": recorded(options), "seed": options.seed}
+    kept = recorded(options) | {CONTENTS: contents_of(options)}
+    given = {"out": options.out, "options": kept, "seed": options.seed}
     run = TrainingRun(models=models, examples=examples, tensorboard=options.tensorboard, **given)
     try:
         measured = run_training(run, accelerator, on_progress)

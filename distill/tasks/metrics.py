@@ -187,6 +187,13 @@ def _f1(sums: np.ndarray) -> np.ndarray:
     return _ratio(2 * right, predicted + expected)
 
 
+def _macro_f1(sums: np.ndarray) -> np.ndarray:
+    """The mean F1 of the classes that are predicted or expected."""
+    right, predicted, expected = np.split(sums, 3, axis=-1)
+    there = predicted + expected > 0
+    return _ratio(_ratio(2 * right, predicted + expected).sum(-1), there.sum(-1))
+
+
 def _matthews(sums: np.ndarray) -> np.ndarray:
     """Gorodkin's generalization to several classes; with two it is the Matthews coefficient."""
     classes = (sums.shape[-1] - 1) // 2
@@ -217,6 +224,31 @@ def _classes(predictions: Any, references: Any, labels: Sequence[str]) -> np.nda
     one = np.eye(len(labels))
     right = np.equal(predictions, references)
     return np.column_stack((right, one[np.asarray(predictions)], one[np.asarray(references)]))
+
+
+def _classes_right(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    one = np.eye(len(labels))
+    predicted, expected = one[np.asarray(predictions)], one[np.asarray(references)]
+    return np.column_stack((predicted * expected, predicted, expected))
+
+
+def metric_of(score: Callable[[np.ndarray, np.ndarray], float]) -> Metric:
+    """A metric of classes from a function of a user's own.
+
+    Args:
+        score: (references, predictions) -> the score; both are class indices of shape (N,), in any order of the rows.
+    """
+
+    def cells(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+        return np.eye(len(labels) ** 2)[np.asarray(references) * len(labels) + np.asarray(predictions)]
+
+    def of_sums(sums: np.ndarray) -> np.ndarray:
+        classes = math.isqrt(sums.shape[-1])
+        counts = sums.reshape(-1, classes**2).round().astype(int)
+        pairs = (np.divmod(np.repeat(np.arange(classes**2), count), classes) for count in counts)
+        return np.array([score(*pair) for pair in pairs], np.float64).reshape(sums.shape[:-1])
+
+    return Metric(cells, of_sums)
 
 
 def _products(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
@@ -257,21 +289,38 @@ def _entities(predictions: Any, references: Any, labels: Sequence[str]) -> np.nd
     return np.array(rows)
 
 
+# What the places are called in IOB, BIO, IOBES, BILOU, BIOUL and BMES -> in conlleval.
+PLACES = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
+
+
+def place_and_type(tag: str) -> tuple[str, str] | None:
+    """The place of a word in its entity, as conlleval calls it, and the entity's type, from a tag such as B-LOC, B_LOC,
+    LOC-B or, without types, B; None for other tags.
+    """
+    if tag in PLACES:
+        return PLACES[tag], ""
+    if tag[:1] in PLACES and tag[1:2] in ("-", "_") and tag[2:]:
+        return PLACES[tag[0]], tag[2:]
+    if tag[-1:] in PLACES and tag[-2:-1] in ("-", "_") and tag[:-2]:
+        return PLACES[tag[-1]], tag[:-2]
+    return None
+
+
 def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """The entities of a sentence as (type, first word, last word), by the rules of the official script conlleval.
 
     Args:
-        tags: of the words, such as "B-LOC": the places B, I, E (last word) and S (single word), or "O". A word belongs
-            to the entity of the word before it if its place is I or E, that of the word before is B or I, and their
-            types are equal; every other word that is not O begins an entity.
+        tags: of the words, as `place_and_type` reads them: the places are B, I, E (last word) and S (single word); all
+            other tags are "O". A word belongs to the entity of the word before it if its place is I or E, that of the
+            word before is B or I, and their types are equal; every other word that is not O begins an entity.
     """
     entities: list[tuple[str, int, int]] = []
     place_before = kind_before = ""
     for word, tag in enumerate(tags):
-        place, _, kind = tag.partition("-")
+        place, kind = place_and_type(tag) or ("", "")
         if place in ("I", "E") and place_before in ("B", "I") and kind == kind_before:
             entities[-1] = (kind, entities[-1][1], word)
-        elif tag != OUTSIDE:
+        elif place:
             entities.append((kind, word, word))
         place_before, kind_before = place, kind
     return entities
@@ -346,6 +395,7 @@ def normalized(answer: str) -> str:
 CLASS_ACCURACY = Metric(_right_classes)
 CLASS_F1 = Metric(_positives, _f1, classes=2)
 """The F1 score of the second of two classes."""
+MACRO_F1 = Metric(_classes_right, _macro_f1)
 MATTHEWS = Metric(_classes, _matthews)
 PEARSON = Metric(_products, _pearson)
 SPEARMAN = Metric(_products_of_ranks, _pearson)

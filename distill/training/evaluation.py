@@ -124,9 +124,9 @@ class EvalSet:
         predicted = self._predictions(logits_of_batches, indices)
         return contributions(self.task, predicted, self.task.type.references(self.split)[: len(predicted)])
 
-    def predictions(self, model: nn.Module, accelerator: Accelerator) -> Sequence[Any]:
-        """The predictions for all examples, in their order."""
-        return self._predictions(*self._logits(model, accelerator))
+    def predictions(self, model: nn.Module, accelerator: Accelerator, first: int | None = None) -> Sequence[Any]:
+        """The predictions for all examples, or for the `first` ones, in their order."""
+        return self._predictions(*self._logits(model, accelerator, first))
 
     def _logits(
         self, model: nn.Module, accelerator: Accelerator, first: int | None = None

@@ -36,7 +36,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self.quiet = quiet
         # Redrawn several times a second, so that its clocks are always right.
         self.status = self.console.status(self, spinner_style="default")

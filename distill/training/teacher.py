@@ -23,10 +23,11 @@ from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MASKED_LM, TASK_TYPE
 from distill.tasks.types.embeddings import POOLING
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
+from distill.training.model_folder import tokenizer_notes, unsupported, unused, why_unreadable
 from distill.training.recipe import Recipe
 from distill.training.sentences import pooling_of
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
-from foundation.errors import UserError, reason, shortened
+from foundation.errors import UserError, reason, shortened, warn_once
 from foundation.files import fingerprint
 from search_spaces.base import LARGEST
 
@@ -57,15 +58,12 @@ def load_config(source: str, students: bool = False) -> Any:
     Raises:
         TeacherError: there is no model under this name, or it is of no such family.
     """
-    if (Path(locate(source)) / "adapter_config.json").is_file():
-        raise TeacherError(
-            f"the model {source!r} is an adapter, or has one, which is not read: merge it into its model "
-            "(merge_and_unload of peft), save that, and give its folder"
-        )
     config = read_config(source)
     if config.model_type not in supported(students):
         types = ", ".join(supported(students))
         raise TeacherError(f"the model {source!r} is of type {config.model_type!r}; supported are {types}")
+    if fault := unsupported(config, Path(locate(source))):
+        raise TeacherError(f"the model {source!r} {fault}")
     if getattr(config, "quantization_config", None):
         raise TeacherError(f"the model {source!r} is quantized: give the checkpoint that it was made from")
     if fault := family_of(config).fault(config):
@@ -91,7 +89,12 @@ def read_config(source: str) -> Any:
     Raises:
         TeacherError: there is no model under this name, or its configuration cannot be read.
     """
+    why = why_unreadable(source, Path(locate(source)))
     try:
+        if why and any(Path(locate(source)).glob("adapter_config.json")):
+            why = "it is an adapter: merge it into its model (merge_and_unload of peft), save that, and give its folder"
+        if why:
+            raise TeacherError(f"no model at {source!r}: {why}")
         _add_described(source)
         return AutoConfig.from_pretrained(locate(source), trust_remote_code=False)
     except TeacherError:
@@ -135,7 +138,7 @@ def load_tokenizer(source: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(locate(source), config=config, trust_remote_code=False)
         # Some settings of a damaged file are only noticed when they are used.
-        tokenizer("a", "b"), tokenizer("a", "b", truncation=True, max_length=8)
+        tokenizer("a", "b"), tokenizer("a \U0001fbf0", "b", truncation=True, max_length=8)
         # Settings that cannot be encoded can be loaded, but not saved.
         json.dumps(tokenizer.init_kwargs, default=str, ensure_ascii=False).encode()
     except Exception as error:  # the library tokenizers has no type of its own for damaged files
@@ -143,6 +146,15 @@ def load_tokenizer(source: str) -> Any:
     # If the files are missing, transformers returns a tokenizer with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise TeacherError(f"the model {source!r} has no tokenizer: its vocabulary is empty")
+    if tokenizer.pad_token_id is None:
+        raise TeacherError(
+            f"the tokenizer of the model {source!r} has no padding token: set pad_token in its tokenizer_config.json, "
+            "for example to [PAD]"
+        )
+    for note in tokenizer_notes(tokenizer, config):
+        warn_once(f"the model {source!r}: {note}")
+    # Some are saved without it, and then nothing cuts texts for a pipeline.
+    tokenizer.model_max_length = min(tokenizer.model_max_length, family_of(config).positions(config))
     return tokenizer
 
 
@@ -199,10 +211,7 @@ def load_model(
     set_head(config, labels, task_type)
     if task_type == EMBEDDINGS and getattr(config, POOLING, None) is None:
         setattr(config, POOLING, pooling_of(locate(source)))
-    try:
-        model, loading_info = load_weights(get_task_type(task_type).model, locate(source), config)
-    except WeightsError as error:
-        raise TeacherError(f"the model {source!r} has no readable weights: {error}") from None
+    model, loading_info = _loaded(get_task_type(task_type).model, source, config)
     mismatched = [name for name, *_ in loading_info["mismatched_keys"]]
     if family_of(model).students_of is None:
         verify(model, source)
@@ -235,6 +244,24 @@ def load_model(
     return model
 
 
+def _loaded(model_class: Any, source: str, config: Any) -> tuple[PreTrainedModel, Any]:
+    """`load_weights`, and of a teacher the check that all weights of its encoder are used."""
+    try:
+        model, info = load_weights(model_class, locate(source), config)
+    except WeightsError as error:
+        raise TeacherError(f"the model {source!r} has no readable weights: {error}") from None
+    if family_of(model).students_of is None:
+        in_layers, others = unused(model, info["unexpected_keys"])
+        if in_layers:
+            raise TeacherError(
+                f"the model {source!r} has weights that would not be used, such as {in_layers[0]}: its "
+                "config.json describes another model, or it has adapters that are not merged"
+            )
+        if others:
+            warn_once(f"the model {source!r}: the weights {', '.join(others[:3])} of its encoder are not used")
+    return model, info
+
+
 def check_head(source: str, config: Any, task_type: str) -> None:
     """Raise TeacherError if transformers has no models with this configuration for this type of task."""
     if not registered.has_class(config, get_task_type(task_type).model):
@@ -261,18 +288,20 @@ def load_unchanged(source: str) -> PreTrainedModel:
     if not name.endswith("Model"):
         known = ", ".join(dict.fromkeys(f"...{known.suffix}" for known in TASK_TYPES.values()))
         raise TeacherError(f"the model {source!r} is a {name}; save it as one of ...Model, {known}")
-    try:
-        model, loading_info = load_weights(AutoModel, locate(source), config)
-    except WeightsError as error:
-        raise TeacherError(f"the model {source!r} has no readable weights: {error}") from None
+    model, loading_info = _loaded(AutoModel, source, config)
     if any(name.startswith("pooler.") for name in loading_info["missing_keys"]):
         model.pooler = None  # instead of a random one, which would be saved as if it were trained
     return model
 
 
+def outputs_of(config: Any) -> tuple[str, ...]:
+    """The names of the classes, which may be those that transformers gives them, such as LABEL_0."""
+    return tuple(config.id2label[number] for number in range(config.num_labels))
+
+
 def labels_of(config: Any) -> tuple[str, ...]:
     """The names of the classes; empty if the classes are only numbered."""
-    names = tuple(config.id2label[number] for number in range(config.num_labels))
+    names = outputs_of(config)
     return () if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else names
 
 

@@ -14,6 +14,7 @@ from transformers.initialization import no_init_weights
 
 from distill.encoders.family import family_of
 from distill.encoders.unshare import shared_config, unshared
+from distill.training.model_folder import wrapped
 from foundation.errors import UserError, reason, shortened
 from foundation.files import read_json
 from search_spaces.base import LARGEST, MAY_BE_ZERO
@@ -111,7 +112,8 @@ def load_weights(model_class: Any, source: str, config: Any, *, strict: bool = F
     lacking = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     for name in lacking:
         if _needed(model, name, strict):
-            raise WeightsError(f"{name} is missing, or of another shape than config.json says")
+            why = wrapped(name, info["unexpected_keys"])
+            raise WeightsError(f"{name} is missing, or of another shape than config.json says{why}")
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise WeightsError(f"{name} has values that are not finite")

@@ -105,7 +105,7 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
     except ValueError as error:
         raise ConfigError(f"--max-params: {error}") from None
     if options.train is not None:
-        columns = {name: getattr(options, name) for name in ("text", "pair", "label", "regression")}
+        columns = {name: getattr(options, name) for name in ("text", "pair", "label", "regression", "metric")}
         columns["embeddings"] = options.embeddings is not None
         files = {name: str(getattr(options, name).resolve()) for name in ("train", "dev")}
         given["rows"] = Given("--train", {OWN: files | {key: value for key, value in columns.items() if value}})
@@ -174,7 +174,7 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
     check_new(options.out)
     pairs = options.retrieval and read_pairs(options.retrieval)
     make(options.out)
-    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     with Progress(console, options.quiet) as progress:
         run = CompressRun(config=config, out=options.out, device=options.device)
         metrics = compress(run, progress.update, progress.result)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from distill.training.progress import ProgressCallback
-from distill.training.teacher import labels_of, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.untrained import UntrainedEvaluator
 from nas.final.run import FinalRun, train_final
@@ -30,7 +29,7 @@ from supernet.compensation.ridge import CompensationError
 
 # The largest number of counts of heads that a layer chooses from, apart from no heads.
 HEAD_COUNTS = 12
-# The expansions of the preset end at 1/2. Layers need more only if more than half of the latency is left; predicting
+# The expansions of the preset end at 1/2. Layers need more only if more than a third of the latency is left; predicting
 # their losses takes several times as long.
 WIDER = (Fraction(2, 3), Fraction(5, 6), Fraction(1))
 
@@ -73,8 +72,7 @@ def compress(run: CompressRun, on_progress: ProgressCallback, note: Callable[[st
 
 
 def fitted(config: StudyConfig) -> StudyConfig:
-    """The configuration with as many heads and channels to choose from as its teacher has, and with the classes of a
-    teacher that is kept as it is, in their order, for the user's own rows.
+    """The configuration with as many heads and channels to choose from as its teacher has.
 
     Raises:
         UserError: the teacher cannot be read.
@@ -83,16 +81,10 @@ def fitted(config: StudyConfig) -> StudyConfig:
     count = min(base.heads, HEAD_COUNTS)
     heads = tuple(round(number * base.heads / count) for number in range(count + 1))
     limit = config.space.max_latency and parse_latency(config.space.max_latency)
-    few = limit and limit.relative and limit.value <= Fraction(1, 2)
+    few = limit and limit.relative and limit.value <= Fraction(1, 3)
     expansions = (*config.space.expansions, *(() if few else WIDER))
     changes = {"heads": heads, "expansions": tuple(size for size in expansions if size * base.inner >= 1)}
-    space = config.space.model_copy(update=changes)
-    rows = dict(config.rows)
-    own = rows.get(config.task)
-    if own is not None and not own.regression and own.labels is None and config.finetune.steps == 0:
-        labels = labels_of(load_config(config.teacher))
-        rows[config.task] = own.model_copy(update={"labels": labels or None})
-    return config.model_copy(update={"space": space, "rows": rows})
+    return config.model_copy(update={"space": config.space.model_copy(update=changes)})
 
 
 def measured_on_rows(config: StudyConfig, workspace: Workspace) -> StudyConfig:

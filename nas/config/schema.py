@@ -31,10 +31,11 @@ class RowsTable(Table):
 
     Attributes:
         train, dev: paths, in a preset relative to its folder.
-        text, pair: the columns of the sentence, and of the second one if there are pairs.
+        text, pair: the columns of the sentence and, if there is one, of the second sentence.
         label: the column of the class or, with `regression`, of the number.
         regression, embeddings: whether a number is predicted, or the vector of a sentence encoder, without labels.
         labels: the names of the classes in the order of the teacher's outputs; None: those that occur, sorted.
+        metric: the score, such as "f1_macro" or "matthews"; None: accuracy, or Spearman's correlation of numbers.
     """
 
     train: str
@@ -45,15 +46,15 @@ class RowsTable(Table):
     regression: bool = False
     embeddings: bool = False
     labels: tuple[str, ...] | None = None
+    metric: str | None = None
 
 
 class BaseTable(Table):
     """The base of students that start from random weights, with fields of `search_spaces.architecture.Base`.
 
     Attributes:
-        depth: the number of layers.
+        depth, heads: the numbers of layers and of attention heads.
         width: of the hidden states.
-        heads: attention heads.
         inner: the inner width of the FFNs at expansion 1.
         embedding: the width of a factorized embedding: of trigrams, as in MobileBERT, for students of BERT, and of
             words for students of ELECTRA and ALBERT; None: an ordinary embedding.

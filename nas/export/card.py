@@ -1,5 +1,6 @@
 """The model card of an exported student: README.md with the metadata that the Hugging Face hub reads."""
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,16 +25,16 @@ USE = """\
 ```python
 from transformers import {auto}, AutoTokenizer, pipeline
 
-model = {auto}.from_pretrained("{name}"{trust})
-tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
-predict = pipeline("{pipeline}", model="{name}"{trust})
+model = {auto}.from_pretrained({name}{trust})
+tokenizer = AutoTokenizer.from_pretrained({name}{trust})
+predict = pipeline("{pipeline}", model={name}{trust})
 ```
 """
 USE_OF_SENTENCES = """\
 ```python
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("{name}"{trust})
+model = SentenceTransformer({name}{trust})
 vectors = model.encode(["a sentence", "another one"])
 ```
 """
@@ -108,14 +109,16 @@ class Card:
     def _introduction(self) -> str:
         config = self.checkpoint.model.config
         heads = "" if config.attention_heads is None else "attention heads and "
+        name, layers = " ".join(self.name.split()), plural(len(remaining_layers(config)), "layer")
         return (
-            f"# {self.name}\n\nAn encoder of {plural(len(remaining_layers(config)), 'layer')}, {config.hidden_size} "
-            f"wide, whose {heads}feed-forward networks (FFNs) were designed layer by layer by a neural architecture "
-            "search (ffn-nas), and which learned from a teacher by knowledge distillation."
+            f"# {name}\n\nAn encoder of {layers}, {config.hidden_size} wide, whose {heads}feed-forward networks (FFNs) "
+            "were designed layer by layer by a neural architecture search (ffn-nas), and which learned from a teacher "
+            "by knowledge distillation."
         )
 
     def _use(self) -> str:
         task_type = self.checkpoint.type
+        auto, pipeline = task_type.model.__name__, task_type.pipeline
         trust = "" if self.form else ", trust_remote_code=True"
         why = (
             f"The model is an ordinary checkpoint of the type `{self.form}`."
@@ -127,7 +130,7 @@ class Card:
         outputs = ", ".join(f"`{labels[number]}`" for number in range(len(labels)))
         classes = f" Its outputs are {outputs}." if len(labels) <= 50 and task_type.pool is None else ""
         use = USE if task_type.pool is None else USE_OF_SENTENCES
-        code = use.format(auto=task_type.model.__name__, name=self.name, trust=trust, pipeline=task_type.pipeline)
+        code = use.format(auto=auto, name=json.dumps(self.name), trust=trust, pipeline=pipeline)
         oldest = ".".join(map(str, family_of(self.checkpoint.model).since))
         return f"## Use\n\n{code}\n{why}{classes} It loads with transformers >={oldest},<{NEXT}."
 
@@ -146,7 +149,8 @@ class Card:
     def _files(self) -> str:
         if not self.forms:
             return ""
-        inputs = family_of(self.checkpoint.model).inputs(self.checkpoint.model.config)
+        family, config = family_of(self.checkpoint.model), self.checkpoint.model.config
+        inputs, longest = family.inputs(config), family.positions(config)
         lines = []
         for file, scores in self.forms.items():
             texts = []
@@ -157,8 +161,8 @@ class Card:
                 texts.append(text)
             lines.append(f"- `{file}`" + (f": {'; '.join(texts)}" if texts else ""))
         return (
-            f"## ONNX\n\nInputs {', '.join(f'`{name}`' for name in inputs)} of any number of sentences and any length; "
-            "the outputs are those of the PyTorch model.\n\n" + "\n".join(lines)
+            f"## ONNX\n\nInputs {', '.join(f'`{name}`' for name in inputs)} of any number of sentences of up to "
+            f"{longest:,} tokens; the outputs are those of the PyTorch model.\n\n" + "\n".join(lines)
         )
 
     def _latency(self) -> str:

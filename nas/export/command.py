@@ -36,7 +36,7 @@ def parser() -> Parser:
     add("--out", type=Path, metavar="DIR", help="new folder (default: CHECKPOINT-export)")
     labels = "names of the classes, in order"
     add("--labels", type=lambda value: tuple(value.split(",")), default=(), metavar="A,B", help=labels)
-    tokens = "length of the sentences for the latency (default: that of metrics.json, or 32)"
+    tokens = "length of the sentences for the latency (default: that of metrics.json, or 32, within the positions)"
     add("--tokens", type=number, metavar="N", help=tokens)
     batches = "sentences in a batch for the latency (default: 1,32)"
     add("--batches", type=numbers, default=(1, 32), metavar="N,N", help=batches)

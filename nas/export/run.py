@@ -78,7 +78,7 @@ def run(export: Export) -> int:
     longest = family_of(checkpoint.model).positions(checkpoint.model.config)
     if export.tokens is not None and export.tokens > longest:
         raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
-    console = Console(highlight=False, soft_wrap=True, stderr=export.json)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=export.json)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(export.threads or before)
@@ -191,7 +191,8 @@ def measure(
     Args:
         forwards: forward passes of the student.
     """
-    tokens = export.tokens or (checkpoint.metrics or {}).get("tokens", TOKENS)
+    longest = family_of(model).positions(model.config)
+    tokens = export.tokens or min(longest, (checkpoint.metrics or {}).get("tokens", TOKENS))
     task_type, num_labels = checkpoint.type, model.config.num_labels
     macs = {}
     others: dict[str, PreTrainedModel] = {}

@@ -18,10 +18,12 @@ from pathlib import Path
 from distill.choices import listing, tasks
 from distill.cli import Parser, add_device_option, add_output_options, interruptible, is_first_process
 from distill.training.progress import loading
+from foundation.files import read_json
 from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError
 from nas.final.folder import make_folder, make_folder_of_tasks
 from nas.search.choices import described_presets
+from search_spaces.architecture import SEARCHED
 from search_spaces.published import PUBLISHED, load
 
 
@@ -35,7 +37,7 @@ def parser() -> Parser:
     add("--out", type=Path, metavar="DIR", help=out)
     transfer = "use ARCH's layers on the base of the preset, which may have a multiple of ARCH's layers"
     add("--transfer", action="store_true", help=transfer)
-    preset = "a preset or a .toml file; '?' lists the presets (default: the config.toml next to ARCH, or else demo)"
+    preset = "a preset or a .toml file; '?' lists the presets (default: the config.toml next to ARCH)"
     add("--preset", action=listing(described_presets), metavar="NAME", help=preset)
     group = result.add_argument_group("in place of the preset's")
     group.add_argument("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")
@@ -103,6 +105,12 @@ def evaluate(options: argparse.Namespace) -> int:
     return evaluate_checkpoint(config, options.evaluate, chosen, device=options.device, **outputs)
 
 
+def _searched(file: Path) -> str:
+    """What the file of an architecture says of its search."""
+    said = read_json(file).get(SEARCHED)
+    return f" ({', '.join(f'{key} {value}' for key, value in said.items())})" if isinstance(said, dict) else ""
+
+
 def train(options: argparse.Namespace) -> int:
     """Train a student, or one for each of several tasks; returns the exit status."""
     architecture = load(options.architecture)
@@ -110,7 +118,12 @@ def train(options: argparse.Namespace) -> int:
     stored = folder / "config.toml"
     if not options.preset and options.architecture in PUBLISHED:
         raise ConfigError(f"{options.architecture} is a published architecture: give the --preset to train it with")
-    config = load_config(options.preset or (str(stored) if stored.exists() else "demo"), overrides(options))
+    if not options.preset and not stored.exists():
+        raise ConfigError(
+            f"{options.architecture}: there is no config.toml beside it, which says what to train it with"
+            f"{_searched(Path(options.architecture))}: copy it there from the study's folder, or give a --preset"
+        )
+    config = load_config(options.preset or str(stored), overrides(options))
     out = options.out or folder / "final"
     if is_first_process():
         (make_folder_of_tasks if options.tasks else make_folder)(out, options.resume)

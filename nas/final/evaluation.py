@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.table import Column, Table, with_error
+from distill.tasks.classes import matched, with_classes_of
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.readers.glue import trained_on
 from distill.tasks.readers.glue_submission import read_test, write_submission
@@ -23,7 +24,14 @@ from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
 from distill.training.measure import scores
 from distill.training.progress import Progress
-from distill.training.teacher import check_positions, check_vocabulary, load_model, load_tokenizer
+from distill.training.teacher import (
+    check_positions,
+    check_vocabulary,
+    load_config,
+    load_model,
+    load_tokenizer,
+    outputs_of,
+)
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import encoded, read
 
@@ -54,14 +62,18 @@ def evaluate_checkpoint(
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=as_json)
     accelerator = make_accelerator(device, config.mixed_precision)
     corpus, measured, written = cache(embedded_corpus), dict[str, dict[str, Any]](), list[Path]()
     with Progress(console, quiet) as progress:
         for name in tasks:
             progress.update(f"{name}: evaluating", None)
             data = read(config.model_copy(update={"tasks": (name,)}), corpus)
-            task, folder = data.task, str(folder_of(checkpoint, name))
+            folder = str(folder_of(checkpoint, name))
+            outputs = outputs_of(load_config(folder, students=True))
+            places, own_labels = matched(data.task.labels, outputs), data.task.labels
+            data = with_classes_of(data, outputs, all_of_them=True)
+            task = data.task
             model = load_model(folder, task.labels, task.task_type, new_head=False)
             tokenizer = load_tokenizer(folder)
             check_vocabulary(folder, model.config, tokenizer)
@@ -75,7 +87,10 @@ def evaluate_checkpoint(
                 except TaskError as error:
                     raise ConfigError(str(error)) from None
                 test = encoded_split(config, task, split, tokenizer, model, folder, accelerator)
-                written.append(write_submission(name, indices, test.predictions(model, accelerator), predictions))
+                predicted = test.predictions(model, accelerator)
+                if places and task.labels != own_labels:
+                    predicted = [places.index(place) for place in predicted]
+                written.append(write_submission(name, indices, predicted, predictions))
     if as_json:
         by_task = {name: row["models"][SCORE] for name, row in measured.items()}
         print(json.dumps({"tasks": by_task, "mean": means(measured)[SCORE]}, indent=2))

@@ -14,7 +14,10 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE, is_first_process
+from distill.command.contents import check_contents
+from distill.command.folder import CONTENTS
 from distill.command.report import show_measurements, write_metrics
+from distill.tasks.classes import with_classes_of
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.types import get_task_type
 from distill.training.evaluation import EvalSet
@@ -23,8 +26,8 @@ from distill.training.measure import environment, measure, scores
 from distill.training.progress import Progress, ProgressCallback
 from distill.training.run import TEACHER, write_into
 from distill.training.sentences import copy_modules
-from distill.training.teacher import locate
-from foundation.files import save_pretrained, write_text
+from distill.training.teacher import locate, outputs_of
+from foundation.files import read_json, save_pretrained, write_text
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
 from nas.final.evaluation import encoded_split
@@ -32,7 +35,7 @@ from nas.final.training import curve, final_phases, starting_point, train
 from nas.latency.measure import latencies_in
 from nas.latency.settings import TORCH
 from nas.onnx.model import check_installed
-from nas.preparation.data import read
+from nas.preparation.data import contents_of, read
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import base_of_study
@@ -77,16 +80,17 @@ class FinalRun:
         """The folder in which unfinished trainings keep their state."""
         return self.out / STATE
 
-    def identity(self) -> str:
-        """As JSON, what must be the same when a training is resumed: configuration, architecture and seed."""
-        return json.dumps(
-            {"config": self.config.to_toml(), "architecture": self.architecture.to_json(), "seed": self.seed}
-        )
+    def identity(self) -> dict[str, Any]:
+        """What must be the same when a training is resumed: configuration, architecture and seed, and the files."""
+        own = {"config": self.config.to_toml(), "architecture": self.architecture.to_json(), "seed": self.seed}
+        return own | {CONTENTS: contents_of(self.config)}
 
 
 def run(final: FinalRun) -> int:
     """`train_final`, with its progress and results on the terminal; returns the exit status."""
-    console = Console(highlight=False, soft_wrap=True, quiet=not is_first_process(), stderr=final.as_json)
+    console = Console(
+        highlight=False, markup=False, emoji=False, soft_wrap=True, quiet=not is_first_process(), stderr=final.as_json
+    )
     with Progress(console, final.quiet) as progress:
         metrics = train_final(final, progress.update, progress.result)
     if metrics is None or final.one_of_several:
@@ -126,7 +130,7 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
     check_head(architecture, workspace.folders.task.task_type)
     evaluator = TrainedEvaluator(workspace, final.device)
     if is_first_process():
-        write_text(final.state / "training.json", final.identity())
+        write_text(final.state / "training.json", json.dumps(final.identity()))
     architectures = {STUDENT: architecture}
     if not final.skip_base:
         architectures[BASE_MODEL] = Architecture.uniform(base, graph=graph)
@@ -163,9 +167,13 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
 
 
 def check_resumed(final: FinalRun) -> None:
-    """Raise ConfigError if the output folder holds the state of a training of something else."""
+    """Raise UserError if the output folder holds the state of a training of something else, or on other rows."""
     note = final.state / "training.json"
-    if note.exists() and note.read_text(encoding="utf-8") != final.identity():
+    if not note.exists():
+        return
+    stored, now = read_json(note), final.identity()
+    check_contents(f"the training in {final.out}", stored.pop(CONTENTS, {}), now.pop(CONTENTS))
+    if stored != now:
         raise ConfigError(f"--resume: {final.out} holds a training with another configuration, architecture or seed")
 
 
@@ -218,6 +226,7 @@ def measured(
     for name in final.also:
         data = read(final.config.model_copy(update={"tasks": (name,)}), cache(embedded_corpus))
         student = models[STUDENT]
+        data = with_classes_of(data, outputs_of(student.config), all_of_them=True)
         other = encoded_split(
             final.config, data.task, data.dev, evaluator.tokenizer, student, str(final.out), accelerator
         )

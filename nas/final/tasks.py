@@ -45,7 +45,7 @@ def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool) -> int:
     if final.as_json:
         print(json.dumps(metrics, indent=2))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         table_of_tasks(metrics["tasks"]).print(console)
         console.print(f"wrote {final.out}: a checkpoint for each of {', '.join(trained)}")
     return DONE

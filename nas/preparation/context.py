@@ -104,6 +104,7 @@ def preparation_context(
         config.task,
         config.max_length,
         config.search_fraction,
+        config.finetune.steps == 0,  # whose classes the rows have
     )
     return PreparationContext(
         config=config,

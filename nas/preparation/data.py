@@ -9,23 +9,28 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
+from distill.command.contents import contents
+from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES
+from distill.tasks.classes import with_classes_of
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
 from distill.tasks.readers import embedded, load_task, reader_of
 from distill.tasks.readers.tables import table_task, text_task
+from distill.tasks.row_checks import notes
 from distill.tasks.splits import AnySplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
 from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, REGRESSION, TaskType, encode, get_task_type
 from distill.training.evaluation import rows_logits
 from distill.training.sentences import pooling_of
-from distill.training.teacher import check_positions, load_model, locate
+from distill.training.teacher import check_positions, load_config, load_model, locate, outputs_of
 from foundation.files import fingerprint
 from nas.config.schema import ConfigError, RowsTable, StudyConfig
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
-READERS_VERSION = 2
+READERS_VERSION = 4
+NOTES = "notes.json"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,10 @@ class TaskFolders:
     def text(self, table: str) -> Encoded:
         """The encoded text of the training of this table, mapped into memory."""
         return load_text(dict(self.texts)[table])
+
+    def notes(self) -> list[str]:
+        """The lines about the rows that users should see."""
+        return list(json.loads((self.data / NOTES).read_text(encoding="utf-8")))
 
     def split(self, name: str) -> AnySplit:
         """The split "search" or "dev" before encoding, as metrics need it."""
@@ -136,9 +145,8 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
             task_type = type_of_rows(rows)
             if task_type == EMBEDDINGS:
                 return text_task(*files, rows.text)
-            return table_task(
-                *files, text=rows.text, label=rows.label, pair=rows.pair, labels=rows.labels, task_type=task_type
-            )
+            columns: dict[str, Any] = {"text": rows.text, "label": rows.label, "pair": rows.pair}
+            return table_task(*files, **columns, labels=rows.labels, task_type=task_type, metric=rows.metric)
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
@@ -159,7 +167,7 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         if name in config.rows:
             rows = config.rows[name]
             files = [Path(rows.train), Path(rows.dev)]
-            columns = [rows.text, rows.pair, rows.label, rows.regression, *(rows.labels or ())]
+            columns = [rows.text, rows.pair, rows.label, rows.regression, rows.metric, *(rows.labels or ())]
             if rows.embeddings:
                 columns = [rows.text, json.dumps(pooling_of(locate(config.teacher)))]
             return fingerprint(READERS_VERSION, columns, [file.suffix for file in files], *files)
@@ -169,6 +177,33 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
+
+
+def contents_of(config: StudyConfig) -> dict[str, str]:
+    """By path, hashes of the rows, models and text of a configuration that are here; see `contents`.
+
+    Raises:
+        ConfigError: a task has no data.
+    """
+    tables: list[Any] = [config, config.candidate_pretrain, config.one_shot_pretrain, config.pretrain]
+    files = [source for table in filter(None, tables) for source in table.corpus or ()]
+    for task in config.tasks:
+        if task in config.rows:
+            files += [config.rows[task].train, config.rows[task].dev]
+        elif config.data is not None and task not in embedded.TASKS:
+            try:
+                files += filter(Path.exists, map(Path, reader_of(task).sources(task, Path(config.data))))
+            except TaskError as error:
+                raise ConfigError(str(error)) from None
+    models = [config.teacher, *([config.base] if isinstance(config.base, str) else [])]
+    return contents(files, map(locate, models))
+
+
+def notes_of(config: StudyConfig, tokenizer: Any, data: TaskData[Any]) -> list[str]:
+    """The lines about the rows of the task, see `distill.tasks.row_checks.notes`."""
+    teacher = load_config(config.teacher)
+    segments = family_of(teacher).size(teacher, "token_types")
+    return notes(tokenizer, joined(data.train, data.search), data.dev, config.max_length, segments)
 
 
 def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, accelerator: Accelerator) -> Encoded:
@@ -195,7 +230,11 @@ def write(
         ConfigError: the rows cannot be read, or `max_length` is too small for them.
     """
     data = read(config, corpus)
+    if (own := config.rows.get(config.task)) is None or own.labels is None:
+        outputs = outputs_of(load_config(config.teacher))
+        data = with_classes_of(data, outputs, all_of_them=config.finetune.steps == 0)
     folder.mkdir()
+    (folder / NOTES).write_text(json.dumps(notes_of(config, tokenizer, data)), encoding="utf-8")
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         try:
             save_encoded(encoded(config, data.task, rows, tokenizer, accelerator), folder / f"{name}.npz")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from distill.training.progress import ProgressCallback, ignore_progress
+from foundation.errors import warn_once
 from nas.config.schema import StudyConfig
 from nas.preparation.calibration import calibration_entry
 from nas.preparation.checks import check
@@ -102,6 +103,8 @@ def prepare_in(
     """`prepare` in a context whose configuration has been checked."""
     create(context, entries(context, outputs=outputs, texts=texts, activations=activations))
     workspace = workspace_of(context, texts=texts, activations=activations)
+    for line in workspace.folders.notes():
+        warn_once(line)
     if not outputs:
         return workspace
     made = outputs_entries(context, workspace.folders, workspace.supernet)

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from distill.training.checkpoint import Checkpoint
 from distill.training.evaluation import EvalSet
+from distill.training.kept_teacher import check_kept
 from distill.training.teacher import finetune
 from foundation.files import save_pretrained
 from nas.preparation import data
@@ -72,10 +73,10 @@ def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Pat
     rows = portion(folders.rows("train"), config.finetune.fraction, config.seed)
     recipe = config.finetune.build(len(rows))
 
+    search = EvalSet(task, folders.split("search"), folders.rows("search"), context.tokenizer.pad_token_id)
+
     def score(model: PreTrainedModel) -> float:
         """The task's first metric on the search split, for early stopping."""
-        pad_id = context.tokenizer.pad_token_id
-        search = EvalSet(task, folders.split("search"), folders.rows("search"), pad_id)
         return search.score(model, context.accelerator).value
 
     with refusing_divergence("finetune"):
@@ -91,4 +92,6 @@ def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Pat
             after_step=lambda step, loss: context.on_progress("teacher: fine-tuning", step / recipe.steps),
             checkpoint=Checkpoint(state / "fine-tuning.pt"),
         )
+    if config.finetune.steps == 0:
+        check_kept(config.teacher, model, search, context.accelerator)
     save_pretrained(folder, model, context.tokenizer)

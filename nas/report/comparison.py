@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -67,7 +68,7 @@ def item_of(text: str) -> Item:
     if not folder.architecture.exists():
         raise UserError(
             f"{path} has no architecture.json, because none of its stages has ended; to compare one of its trials, "
-            f"write its architecture to a file with: python -m nas.pick {path} --trial N"
+            f"write its architecture to a file with: python -m nas.pick {quote(str(path))} --trial N"
         )
     return Item(text, Architecture.load(folder.architecture), load_config(str(folder.config)), study=path)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -195,13 +196,14 @@ def show_results(folder: Folder, storage: str, console: Console, as_json: bool =
     if results["errors"]:
         first = results["errors"][0]
         count = plural(len(results["errors"]), "trial")
-        console.print(f"{count} failed, such as {first['stage']}/{first['trial']}: {first['failure']}", markup=False)
-    where = f"{folder.path}" + ("" if storage == folder.storage else f" --storage {storage}")
+        console.print(f"{count} failed, such as {first['stage']}/{first['trial']}: {first['failure']}")
+    winner = quote(str(folder.architecture))
+    where = quote(str(folder.path)) + ("" if storage == folder.storage else f" --storage {quote(storage)}")
     if folder.architecture.exists():
-        console.print(f"layers of the winner: python -m nas.inspect {folder.architecture}")
+        console.print(f"layers of the winner: python -m nas.inspect {winner}")
     else:
         console.print(f"to use the best so far: python -m nas.pick {where}")
     if results["front"]:
         console.print(f"to choose from the front: python -m nas.pick {where} --trial N")
     if results["done"]:
-        console.print(f"wrote {folder.architecture}; next: ffn-train-final {folder.architecture}")
+        console.print(f"wrote {folder.architecture}; next: ffn-train-final {winner}")

@@ -43,7 +43,7 @@ def show_so_far(options: argparse.Namespace, folder: Path) -> None:
 
         study = Folder(folder)
         storage = options.storage or study.storage
-        console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
         with contextlib.suppress(UserError):  # such as a storage that is gone, which the search itself has reported
             show_results(study, storage, console, options.json)
 
@@ -67,7 +67,9 @@ def command(options: argparse.Namespace, folder: Path) -> int:
 
     from nas.search.progress import Progress
 
-    console = Console(highlight=False, soft_wrap=True, stderr=options.json, quiet=not is_first_process())
+    console = Console(
+        highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json, quiet=not is_first_process()
+    )
     with Progress(console, options.quiet) as progress:
         if not options.dry_run:
             progress.update("loading PyTorch, Transformers and Ray", None)
@@ -91,6 +93,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
             cluster=Cluster(workers=options.workers or usual_workers(), address=options.address, device=options.device),
             storage=options.storage,
             resume=options.resume,
+            preset=None if source == str(stored) else source,
         )
         if options.dry_run:
             from nas.search.dry_run import dry_run

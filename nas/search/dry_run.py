@@ -16,6 +16,7 @@ from distill.tasks.corpora import corpus_file
 from distill.tasks.readers import embedded
 from distill.training.progress import clock
 from distill.training.teacher import load_config, locate
+from foundation.errors import warn_once
 from foundation.files import cache_folder
 from nas.config.schema import StudyConfig
 from nas.planning import keep
@@ -23,7 +24,7 @@ from nas.planning.budget import NO_LIMIT, closed_limits, latencies_file, limits_
 from nas.planning.finalists import ALLOCATED, FEWER_LAYERS, GLOBAL
 from nas.planning.stages import Enqueued, first_baselines, plan, space_of, start_of
 from nas.preparation.context import preparation_context
-from nas.preparation.data import task_type_of
+from nas.preparation.data import notes_of, read, task_type_of
 from nas.preparation.entries import TRAINING, Entry
 from nas.preparation.phases import learns_from_text
 from nas.preparation.prepare import TEXTS, entries, workspace_of
@@ -64,6 +65,9 @@ def dry_run(search: SearchRun, console: Console) -> None:
     console.print(f"dry run: nothing is trained, and nothing is written to {search.path}")
     show_space(console, config, space, search.stages[0])
     show_baselines(console, config, space, baselines, workspace)
+    if known and config.task in config.rows:
+        for line in notes_of(config, context.tokenizer, read(config, context.corpus)):
+            warn_once(line)
     show_needs(console, there, downloads, known)
     show_time(console, search, space, needed, workspace)
 

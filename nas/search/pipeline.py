@@ -23,6 +23,7 @@ from nas.planning.budget import base_model, latencies_of, limits_of
 from nas.planning.finalists import ALLOCATED, GLOBAL, Confirmed, confirmations, finalists, lead_line, summary
 from nas.planning.stages import BEFORE, Plan, check_start, plan, sampler_of, start_of
 from nas.preparation.context import preparation_context
+from nas.preparation.data import contents_of
 from nas.preparation.prepare import entries, prepare_in
 from nas.preparation.workspace import AnyWorkspace, Workspace
 from nas.report.drawing import add_drawing
@@ -79,11 +80,11 @@ def run_search(search: SearchRun, progress: Progress | None = None) -> Architect
     progress.finish()
     search.claim(first)
     folder = search.folder
-    folder.create(search.config)
+    folder.create(search.config, contents_of(search.config))
     with folder.lock(), reporting_failures(search.url):
         # Another process may have started the study while this one was preparing it.
         folder.check(search.config, search.stages, search.resume)
-        progress.say(f"study {folder.path} (optuna-dashboard {search.url} --artifact-dir {folder.artifacts})")
+        progress.say(f"study {folder.path} ({folder.dashboard(search.url)})")
         return running.run_stages(first)
 
 
@@ -211,7 +212,7 @@ class Search:
             self._measure(best)
         write_text(self.folder.best(plan.stage), json.dumps(best, indent=2) + "\n")
         winner = Architecture.from_json(best["winner"]["architecture"])
-        winner.save(self.folder.architecture)
+        winner.save(self.folder.architecture, self.folder.searched(self.given, self.search.preset))
         return winner
 
     def _run(

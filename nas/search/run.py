@@ -9,7 +9,7 @@ from optuna.exceptions import DuplicatedStudyError
 from nas.config.schema import ConfigError, StudyConfig
 from nas.planning.budget import check_deployment
 from nas.planning.stages import Plan, check_stage
-from nas.preparation.data import check_tasks
+from nas.preparation.data import check_tasks, contents_of
 from nas.study import ledger
 from nas.study.folder import Folder
 from nas.study.names import existing_studies, prefix_of
@@ -29,6 +29,7 @@ class SearchRun:
         cluster: the workers that evaluate candidates.
         storage: an Optuna storage URL; None: study.db in the study's folder.
         resume: whether stages that have begun continue.
+        preset: the name of the preset or file that the configuration was made from, for the architecture's file.
     """
 
     config: StudyConfig
@@ -38,6 +39,7 @@ class SearchRun:
     cluster: Cluster = field(default_factory=Cluster)
     storage: str | None = None
     resume: bool = False
+    preset: str | None = None
 
     @property
     def folder(self) -> Folder:
@@ -60,6 +62,7 @@ class SearchRun:
         check_deployment(self.config, self.cluster.device)
         check_storage(self.url)
         self.folder.check(self.config, self.stages, self.resume)
+        self.folder.check_contents(contents_of(self.config) if self.folder.contents.exists() else {})
         check_stage(self.config, self.folder, self.stages[0], self.start)
 
     def claim(self, first: Plan | None = None) -> None:

@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import json
 import os
+import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from distill.command.contents import check_contents
 from foundation.errors import UserError
-from foundation.files import read_json, write_text
+from foundation.files import fingerprint, read_json, write_text
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.study.storage import sqlite_url
@@ -44,6 +47,11 @@ class Folder:
         return self.path / "architecture.json"
 
     @property
+    def contents(self) -> Path:
+        """Hashes of the files that the search reads."""
+        return self.path / "contents.json"
+
+    @property
     def budget(self) -> Path:
         """The budget that `keep` has found."""
         return self.path / "budget.json"
@@ -52,6 +60,15 @@ class Folder:
     def artifacts(self) -> Path:
         """The drawings of the trials, for the dashboard's `--artifact-dir`."""
         return self.path / "artifacts"
+
+    def dashboard(self, storage: str) -> str:
+        """The command that shows the studies in this storage."""
+        return shlex.join(("optuna-dashboard", storage, "--artifact-dir", str(self.artifacts)))
+
+    def searched(self, config: StudyConfig, preset: str | None = None) -> dict[str, str]:
+        """With what the architectures of this study were searched, for files that are moved elsewhere."""
+        named = {"study": self.path.resolve().name, "teacher": config.teacher, "tasks": ",".join(config.tasks)}
+        return named | ({"preset": preset} if preset else {}) | {"config": fingerprint(config.to_toml())}
 
     def stage(self, stage: str) -> Path:
         """The folder of a stage, which exists once the stage has begun."""
@@ -146,6 +163,9 @@ class Folder:
         begun = [stage for stage in STAGES if self.stage(stage).exists()]
         # The tables of stages that have not begun may still be changed.
         stored, wanted = (self._begun(version, begun) for version in (load_config(str(self.config)), config))
+        for stage in begun if resume else ():  # which may have more trials than it had
+            table, other = stored[f"stage{stage}"], wanted[f"stage{stage}"]
+            table["trials"] = max(table["trials"], other["trials"])
         if stored != wanted:
             raise ConfigError(
                 f"{self.path} was created with another configuration ({_difference(stored, wanted)}): "
@@ -157,8 +177,14 @@ class Folder:
                 f"{self.path} already has stage {again[0]}: continue it with --resume, or choose another --study"
             )
 
-    def create(self, config: StudyConfig) -> None:
-        """Create the folder with the configuration, unless it exists.
+    def check_contents(self, contents: dict[str, str]) -> None:
+        """Check that the files which the search reads are those it began with. Raises UserError."""
+        if self.contents.exists():
+            check_contents(f"the study {self.path}", read_json(self.contents), contents)
+
+    def create(self, config: StudyConfig, contents: dict[str, str] | None = None) -> None:
+        """Create the folder with the configuration and, if they are given, the hashes of the files that the search
+        reads, unless they exist.
 
         Raises:
             ConfigError: it cannot be created.
@@ -169,6 +195,8 @@ class Folder:
             raise ConfigError(f"{self.path}: {error.strerror}") from None
         if not self.config.exists():
             write_text(self.config, config.to_toml())
+        if contents is not None and not self.contents.exists():
+            write_text(self.contents, json.dumps(contents, indent=2) + "\n")
 
     def begin(self, stage: str, config: StudyConfig, start: Architecture | None) -> None:
         """Record the configuration, that the stage has begun, and the architecture that it refines."""

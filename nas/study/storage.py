@@ -20,7 +20,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage, get_storage
 from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial
-from sqlalchemy import NullPool, create_engine, event, make_url
+from sqlalchemy import URL, NullPool, create_engine, event, make_url
 from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -37,7 +37,7 @@ class DamagedStorageError(StorageError):
 
 def sqlite_url(path: Path) -> str:
     """The storage URL of a database file."""
-    return f"sqlite:///{path.resolve()}"
+    return URL.create("sqlite", database=str(path.resolve())).render_as_string()
 
 
 def open_storage(url: str) -> BaseStorage:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune.execution import tune_controller
 
 from foundation import interrupt
+from foundation.errors import reason
 from foundation.extensions import VARIABLE
 from foundation.files import scratch_folder
 from nas.config.schema import ConfigError
@@ -130,9 +132,11 @@ def worker_path() -> str:
 
 @interrupt.deferred()  # a session whose start was cut short crashes when the process exits
 def _connect(cluster: Cluster, folder: Path | None) -> None:
+    """Start a session, or join one. Raises ConfigError if Ray cannot."""
     path = worker_path()
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors of trials are in the study
-    ray.init(
+    init = partial(
+        ray.init,
         address=cluster.address or "local",  # by default Ray would join whatever cluster this machine is part of
         include_dashboard=None if cluster.address else False,
         _temp_dir=folder and str(folder),
@@ -141,6 +145,12 @@ def _connect(cluster: Cluster, folder: Path | None) -> None:
         # With a single arena, any thread can reuse the memory that an earlier candidate has freed.
         runtime_env={"env_vars": {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "1", VARIABLE: os.environ.get(VARIABLE, "")}},
     )
+    try:
+        init()
+    except Exception as error:  # of any kind, from a port that is taken to a process that does not answer
+        raise ConfigError(
+            f"Ray does not start: {reason(error)}; check memory, disk and processes of this machine"
+        ) from error
 
 
 def check_cluster(cluster: Cluster) -> None:

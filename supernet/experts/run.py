@@ -15,6 +15,7 @@ from distill.command.report import report, show, train_and_report, write_metrics
 from distill.tasks.encoding import token_frequencies, training_batches
 from distill.tasks.types import task_type_of
 from distill.training.evaluation import expert_load
+from distill.training.kept_teacher import check_kept
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.measure import measure
 from distill.training.run import TEACHER, Training
@@ -36,7 +37,7 @@ def split(options: argparse.Namespace) -> int:
     Raises:
         UserError: the options, the checkpoint and the rows cannot be used together.
     """
-    accelerator, config, examples = open_examples(options, options.checkpoint, own_labels=True)
+    accelerator, config, examples = open_examples(options, options.checkpoint)
     assert examples.eval_set is not None
     if options.head_experts > 1 and not examples.eval_set.task.type.head.pooled:
         raise ExpertsError(
@@ -65,10 +66,15 @@ def split(options: argparse.Namespace) -> int:
     labels, task_type = examples.labels, examples.task_type
     settings = {name: getattr(options, name) for name in ("distill", "layers", "balance", "paper_compatible")}
     recipe = recipe_of(options, len(examples.train))
+
+    def make_teacher(_: PreTrainedModel | None) -> PreTrainedModel:
+        model = load_model(options.checkpoint, labels, task_type, new_head=False).eval()
+        assert examples.eval_set is not None
+        check_kept(options.checkpoint, model, examples.eval_set, accelerator)
+        return model
+
     models = {
-        TEACHER: Training(
-            make=lambda _: load_model(options.checkpoint, labels, task_type, new_head=False).eval(), architecture=dense
-        ),
+        TEACHER: Training(make=make_teacher, architecture=dense),
         MIXTURE: Training(make=make, recipe=recipe, objective="moebert", settings=settings, architecture=architecture),
     }
     return train_and_report(options, models, examples, accelerator)
@@ -81,7 +87,7 @@ def prune(options: argparse.Namespace) -> int:
         ExpertsError: the checkpoint was not written by this command, or its experts cannot be removed.
         UserError: the checkpoint and the rows cannot be used together.
     """
-    accelerator, _, examples = open_examples(options, options.checkpoint, students=True, own_labels=True)
+    accelerator, _, examples = open_examples(options, options.checkpoint, students=True)
     assert examples.eval_set is not None
     folder = Path(options.checkpoint)
     if not (folder / ARCHITECTURE_FILE).exists():
@@ -112,5 +118,5 @@ def prune(options: argparse.Namespace) -> int:
     untouched = untouched_experts(architecture, options.part)
     part = "the head" if options.part == "head" else "feed-forward networks"
     kept = [f"only the experts of {part} are removed; the {untouched} stay"] if untouched else []
-    console = Console(highlight=False, soft_wrap=True, stderr=options.json)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     return show(options, console, metrics, *kept)

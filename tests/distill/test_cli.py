@@ -1,6 +1,8 @@
 """What all commands share: they speak under the name that the user called, and end with the right status."""
 
 import errno
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -69,3 +71,10 @@ def test_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(tempfile, "gettempdir", unusable)
     assert guard("distill", lambda: DONE) == DONE
+
+
+def test_what_a_terminal_cannot_show_is_replaced() -> None:
+    code = "from distill.cli import Parser; Parser('x').parse_args([]); print('größe \\u2212 \\udcff')"
+    variables = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
+    shown = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, check=True)
+    assert shown.stdout == b"gr??e ? ?\n"

@@ -206,3 +206,11 @@ def test_studies(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (copied / "stage-1" / "best.json", "is not the best.json of a stage"),
     ):
         assert message in refused(main, capsys, place)
+
+
+def test_the_default_fits_a_base_of_few_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = Architecture.uniform(replace(PUBLISHED["base"].base, positions=64))
+    few.save(tmp_path / "few.json", searched={"study": "a study"})
+    assert Architecture.load(tmp_path / "few.json") == few
+    assert main([str(tmp_path / "few.json")]) == 0
+    assert "64 tokens" in capsys.readouterr().out

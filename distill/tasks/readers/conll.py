@@ -1,16 +1,17 @@
 """Tagging of words: files in the format of CoNLL, or data sets on the hub."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from distill.tasks.metrics import OUTSIDE
+from distill.tasks.metrics import OUTSIDE, place_and_type
 from distill.tasks.readers import hub
 from distill.tasks.readers.columns import column_problem
 from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import TOKEN_CLASSIFICATION
-from foundation.errors import did_you_mean, shortened
+from foundation.errors import did_you_mean, shortened, warn_once
 
 
 def _bio(*types: str) -> tuple[str, ...]:
@@ -32,12 +33,14 @@ TASKS = (*HUB, "conll")
 WITHOUT_FOLDER = "the task {name!r} reads files of your own: give their folder"
 DEV_NAMES = ("dev", "valid", "validation")
 SUFFIXES = (".conll", ".txt")
+DOCUMENT, COMMENT = "-DOCSTART-", "#"
 
 
 def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
     """A task of `TASKS`: the files train and dev (or valid) .conll or .txt in the folder `data`, else from the hub.
 
-    The tags are those of the training file. Entities (`B-`, `I-`) are scored by their F1, other tags by accuracy.
+    The tags are those of the training file. Entities, in any scheme of `place_and_type`, are scored by their F1, other
+    tags by accuracy.
     """
     if data is not None:
         train_file, dev_file = _files(data)
@@ -51,9 +54,15 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
         )
     else:
         raise TaskError(WITHOUT_FOLDER.format(name=name))
-    entities = all(tag == OUTSIDE or tag[:2] in ("B-", "I-", "E-", "S-") for tag in tags)
+    other = [tag for tag in tags if tag != OUTSIDE and place_and_type(tag) is None]
+    if other and len(other) < len(tags):
+        where = train_file if data is not None else data_set
+        warn_once(
+            f"{where}: scores are accuracies of words, not F1 of entities: the tag {shortened(other[0])} has no place "
+            "such as B- or I-"
+        )
     try:
-        task = Task(name, tags, TOKEN_CLASSIFICATION, ("f1", "accuracy") if entities else ("accuracy",))
+        task = Task(name, tags, TOKEN_CLASSIFICATION, ("accuracy",) if other else ("f1", "accuracy"))
     except ValueError as error:
         raise TaskError(f"{train_file if data is not None else data_set}: {error}") from None
     train, search = hold_out(train)
@@ -94,20 +103,28 @@ def read(path: Path) -> Iterator[list[Word]]:
     """Read the sentences of a file: words, tags and line numbers.
 
     A line starts with a word and ends with its tag. Columns are separated by tabs, or by blanks if the line has no
-    tabs. A blank line ends a sentence. Lines of -DOCSTART- are skipped.
+    tabs. A blank line ends a sentence. Lines of -DOCSTART- are skipped, and so are comments: lines that begin with "#"
+    before the first word of a sentence, and do not end in a tag of other lines or have another number of columns.
     """
+    lines = read_lines(path)
+    cells = [line.split("\t") if "\t" in line else line.split() for line in lines]
+    begins, between = [], True
+    for line in lines:
+        begins.append(between and line.startswith(COMMENT))
+        between = not line.strip(" \t") or (between and line.startswith((COMMENT, DOCUMENT)))
+    plain = Counter((len(row), row[-1].strip()) for row, begin in zip(cells, begins, strict=True) if row and not begin)
     sentence: list[Word] = []
-    for number, line in enumerate(read_lines(path), 1):
+    for number, (line, row) in enumerate(zip(lines, cells, strict=True), 1):
         if not line.strip(" \t"):
             if sentence:
                 yield sentence
             sentence = []
+        elif line.startswith(DOCUMENT) or (begins[number - 1] and (len(row), row[-1].strip()) not in plain):
             continue
-        cells = line.split("\t") if "\t" in line else line.split()
-        if len(cells) < 2 or not cells[0] or not cells[-1].strip():
+        elif len(row) < 2 or not row[0] or not row[-1].strip():
             raise TaskError(f"{path}:{number}: needs a word and its tag, separated by a tab or blank")
-        if cells[0] != "-DOCSTART-":
-            sentence.append((cells[0], cells[-1].strip(), number))
+        else:
+            sentence.append((row[0], row[-1].strip(), number))
     if sentence:
         yield sentence
 

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from distill.tasks.classes import alike, classes_of, places_of
 from distill.tasks.readers.columns import column_problem, finite
 from distill.tasks.readers.texts import lines_of, read_lines
 from distill.tasks.splits import SentenceSplit, Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, REGRESSION
-from foundation.errors import reason, shortened
+from foundation.errors import reason, shortened, warn_once
 from foundation.memory import limited_memory
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -29,13 +30,13 @@ def table_task(
     pair: str | None = None,
     labels: tuple[str, ...] | None = None,
     task_type: str = CLASSIFICATION,
-    metrics: tuple[str, ...] | None = None,
+    metric: str | None = None,
 ) -> TaskData[Split]:
     """Load a task from a user's own files. Its name is that of the column `label`.
 
     Args:
         text, pair, label, labels, task_type: as `read_rows`; the classes are those of the training file.
-        metrics: by default accuracy, or for a regression Spearman's and Pearson's correlations.
+        metric: the score, which comes before accuracy or, for a regression, Spearman's and Pearson's correlations.
 
     Raises:
         TableError: as `read_rows`; or train and dev are the same file, or the task type has no such metric.
@@ -44,7 +45,8 @@ def table_task(
     regression = task_type == REGRESSION
     rows, classes = read_rows(train, text, label, pair, labels, task_type)
     try:
-        task = Task(label, classes, task_type, metrics or (("spearmanr", "pearson") if regression else ("accuracy",)))
+        usual = ("spearmanr", "pearson") if regression else ("accuracy",)
+        task = Task(label, classes, task_type, tuple(dict.fromkeys((metric or usual[0], *usual))))
     except ValueError as error:
         raise TableError(str(error)) from None
     dev_rows, _ = read_rows(dev, text, label, pair, classes or None, task_type)
@@ -100,7 +102,7 @@ def read_rows(
 
     Args:
         text, pair, label: columns: the (first) sentence, the second one, the class or number.
-        labels: the names of the classes if they are known; by default those that occur, sorted, numbers by their value.
+        labels: the names of the classes if they are known; by default those of `classes_of`.
         task_type: "classification" or "regression".
 
     Raises:
@@ -120,21 +122,17 @@ def read_rows(
         if len(set(numbers)) < 2:
             raise TableError(f"{path}: the column {label!r} has only one value, {numbers[0]}")
         return Split(texts, pairs, numbers), ()
-    occurring = _ordered(set(values[label]))
+    occurring = classes_of(values[label])
     classes = labels or occurring
-    unknown = next((name for name in occurring if name not in classes), None)
+    places = places_of(values[label], classes)
+    unknown = next((name for name in values[label] if name not in places), None)
     if unknown is not None:
         raise TableError(f"{path}: the class {shortened(unknown)} is not one of {', '.join(classes)[:1000]}")
     if len(classes) < 2:
         raise TableError(f"{path}: the column {label!r} has only one class, {shortened(classes[0])}")
-    places = {name: number for number, name in enumerate(classes)}
+    for names in alike(classes) if labels is None else ():
+        warn_once(f"{path}: the classes {' and '.join(map(shortened, names))} differ only in case or spaces")
     return Split(texts, pairs, tuple(places[name] for name in values[label])), classes
-
-
-def _ordered(classes: Iterable[str]) -> tuple[str, ...]:
-    """The classes by their numbers, if all are numbers, and otherwise as text."""
-    numbers = {name: finite(name) for name in classes}
-    return tuple(sorted(numbers, key=lambda name: (0.0 if None in numbers.values() else numbers[name] or 0.0, name)))
 
 
 def _number(path: Path, row: int, cell: str) -> float:
@@ -147,6 +145,8 @@ def _number(path: Path, row: int, cell: str) -> float:
 def _text(path: Path, column: str, row: int, cell: object) -> str:
     if isinstance(cell, bytes | dict | list):
         raise TableError(f"{path}: row {row} has {shortened(cell)} in the column {column!r}, which is not text")
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)  # JSON's 1 and 1.0 are one number
     # Tokenizers drop NULs, and NaN is how some tools write that there is nothing.
     text = "" if cell is None or cell != cell else str(cell).replace("\0", "").strip()
     if not text:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from distill.tasks.encoding import Encoded, encode_sentences
-from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1, MATTHEWS
+from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1, MACRO_F1, MATTHEWS
 from distill.tasks.splits import Split
 from distill.tasks.types.base import Batch, TaskType, cross_entropy
 from search_spaces.cost import CLASSIFIER
@@ -44,7 +44,13 @@ TYPE = TaskType(
     pipeline="text-classification",
     classes=True,
     split=Split,
-    metrics={"accuracy": CLASS_ACCURACY, "f1": CLASS_F1, "matthews_correlation": MATTHEWS},
+    metrics={
+        "accuracy": CLASS_ACCURACY,
+        "f1": CLASS_F1,
+        "f1_macro": MACRO_F1,
+        "matthews": MATTHEWS,
+        "matthews_correlation": MATTHEWS,
+    },
     encode=encode,
     predict=predict,
     references=lambda split: split.labels,

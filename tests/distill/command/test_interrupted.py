@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -60,6 +61,26 @@ def test_interrupted_and_resumed_is_the_same_run(
         assert whole.keys() == resumed.keys()
         assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert distil(*flags, "--resume", **CHAIN)["models"] == expected["models"]  # of a run that is done
+
+
+def test_a_run_goes_on_with_the_same_files_only(
+    distil: Distil,
+    command: Callable[..., list[str]],
+    fixtures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(fixtures / "teacher", tmp_path / "teacher")
+    shutil.copy(fixtures / "train.tsv", tmp_path / "train.tsv")
+    own = {"teacher": tmp_path / "teacher", "train": tmp_path / "train.tsv", "steps": 1}
+    distil(**own)
+    for file, named in ((tmp_path / "train.tsv",) * 2, (tmp_path / "teacher" / "config.json", tmp_path / "teacher")):
+        before = file.read_bytes()
+        file.write_bytes(before + b"\n")
+        assert main(command("--resume", **own)) == 2
+        assert f"{named} is not what it was when --out {tmp_path / 'out'} began" in capsys.readouterr().err
+        file.write_bytes(before)
+    distil("--resume", **own)
 
 
 def logged_steps(folder: Path) -> list[int]:

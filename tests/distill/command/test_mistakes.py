@@ -43,7 +43,6 @@ NO_TEACHER = {"teacher": None, "student": "FIXTURES/small"}
         ("", {"teacher": "FIXTURES/nowhere"}, "no model at '.*nowhere'"),
         ("", {"teacher": "FIXTURES/headless"}, "has no trained head for this task: fine-tune it first"),
         ("", {"teacher": "FIXTURES/tagger"}, "has no trained head for this task: fine-tune it first"),
-        ("", {"teacher": "FIXTURES/swapped"}, "has the classes yes, no; the task's are no, yes, in this order"),
         ("", {"student": "first:5"}, "student first:5: the teacher has 4 layers; choose 1 to 4"),
         ("", {"student": "first:0"}, "student first:0: the teacher has 4 layers; choose 1 to 4"),
         ("", {"student": "last:2"}, "student last:2: for layers of the teacher give first:N or uniform:N"),

@@ -43,7 +43,9 @@ def test_what_is_reported(distil: Distil, fixtures: Path, tmp_path: Path) -> Non
     assert list(found["models"]) == ["teacher", "student, before", "student"]
     assert found["models"]["student"].keys() == {"params", "accuracy"}
     assert found["options"]["student"] == "uniform:2"
-    assert found["options"] == json.loads((tmp_path / "out" / "options.json").read_text())
+    stored = json.loads((tmp_path / "out" / "options.json").read_text())
+    assert {Path(path).name for path in stored.pop("contents")} == {"train.tsv", "dev.tsv", "teacher"}
+    assert found["options"] == stored
     assert sum(tensor.numel() for tensor in weights(tmp_path / "out").values()) == found["models"]["student"]["params"]
     assert not torch.equal(
         weights(tmp_path / "out")["bert.encoder.layer.0.output.dense.weight"],

@@ -15,6 +15,7 @@ from distill.tasks.metrics import (
     Score,
     fidelity,
     mean_paired_difference,
+    metric_of,
     normalized,
     paired_difference,
     standard_error,
@@ -222,8 +223,20 @@ def test_a_difference_of_other_means_is_that_of_a_paired_sample() -> None:
     assert found.standard_error == pytest.approx(stats.sem(np.subtract(f1[0], f1[1]), ddof=0))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_function_of_a_user_s_own_and_the_mean_f1_of_classes(seed: int) -> None:
+    predictions, labels = np.random.default_rng(seed).integers(0, 5, (2, 12))
+    task = Task("t", tuple("abcdef"), metrics=("f1_macro",))
+    expected = sk.f1_score(labels, predictions, average="macro", zero_division=0.0)
+    assert values(task, predictions, labels)["f1_macro"] == pytest.approx(expected)
+    kappa = metric_of(sk.cohen_kappa_score)
+    own = kappa.of_contributions(kappa.contributions(predictions, labels, task.labels))
+    assert own.value == pytest.approx(sk.cohen_kappa_score(labels, predictions))
+
+
 REFERENCES = {
     "f1": lambda predictions, labels: sk.f1_score(labels, predictions, zero_division=0.0),
+    "f1_macro": lambda predictions, labels: sk.f1_score(labels, predictions, average="macro", zero_division=0.0),
     "matthews_correlation": lambda predictions, labels: sk.matthews_corrcoef(labels, predictions),
     "spearmanr": lambda predictions, labels: stats.spearmanr(predictions, labels).statistic,
 }

@@ -14,7 +14,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from distill.tasks.readers.glue import TASKS
 from distill.tasks.readers.glue_submission import SUBMISSIONS
 from distill.tasks.types import REGRESSION
+from nas.config.load import load_config
 from nas.final.command import main
+from nas.study.folder import Folder
+from search_spaces import PUBLISHED, Architecture
 from tests.commands import refused
 from tests.nas.rows import half_width
 from tests.nas.tiny_study import TinyStudy
@@ -201,3 +204,15 @@ def test_mistakes(
         assert message in refused(main, capsys, *arguments)
     test.write_text(whole)
     assert not list(tmp_path.glob("*.tsv"))
+
+
+def test_a_lone_architecture_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "architecture.json"
+    folder = Folder(tmp_path / "s")
+    PUBLISHED["base"].save(file, folder.searched(load_config("demo"), "mine.toml"))
+    assert Architecture.load(file) == PUBLISHED["base"]
+    said = refused(main, capsys, file)
+    assert "there is no config.toml beside it" in said and "study s, teacher sentence-transformers/" in said
+    assert "preset mine.toml" in said and "--transfer" not in said
+    PUBLISHED["base"].save(file)
+    assert "which says what to train it with: copy it there" in refused(main, capsys, file)

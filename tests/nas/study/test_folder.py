@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from foundation.errors import UserError
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
+from nas.preparation.data import contents_of
 from nas.study.folder import Folder
 from search_spaces import PUBLISHED, Architecture
 
@@ -58,3 +60,35 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         Folder(tmp_path / "photos" / "cat.jpg").check(DEMO, ["1"], resume=False)
     with pytest.raises(ConfigError, match=r"cat.jpg/s: .*[Nn]ot a directory"):
         Folder(tmp_path / "photos" / "cat.jpg" / "s").create(DEMO)
+
+
+def test_a_study_goes_on_with_the_same_files_only(tmp_path: Path) -> None:
+    rows, teacher, folder = tmp_path / "rows.tsv", tmp_path / "teacher", Folder(tmp_path / "s")
+    teacher.mkdir()
+    for file in (rows, teacher / "config.json"):
+        file.write_text("before")
+    text = tmp_path / "text"
+    (text / "inner").mkdir(parents=True)
+    (text / "inner" / "a.txt").write_text("before")
+    table = {"train": str(rows), "dev": str(rows)}
+    config = load_config(
+        "demo-ffn", {"tasks": ["mine"], "rows": {"mine": table}, "teacher": str(teacher), "corpus": [str(text)]}
+    )
+    folder.create(config, contents_of(config))
+    folder.check_contents(contents_of(config))
+    for file, named in ((rows, rows), (teacher / "config.json", teacher), (text / "inner" / "a.txt", text)):
+        file.write_text("after")
+        with pytest.raises(UserError, match=f"^{named} is not what it was when the study .*s began"):
+            folder.check_contents(contents_of(config))
+        file.write_text("before")
+    folder.check_contents(contents_of(config))
+
+
+def test_a_stage_goes_on_with_more_trials(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "s")
+    folder.create(DEMO)
+    folder.begin("1", DEMO, None)
+    more, fewer = (load_config("demo-ffn", {"stage1.trials": DEMO.stage1.trials + change}) for change in (5, -5))
+    folder.check(more, ["1"], resume=True)
+    with pytest.raises(ConfigError, match=r"stage1\.trials is"):
+        folder.check(fewer, ["1"], resume=True)

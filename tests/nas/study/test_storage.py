@@ -11,7 +11,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, make_url
 from sqlalchemy.exc import IntegrityError
 
 from nas.study import ledger
@@ -246,3 +246,12 @@ def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(StorageError, match=r"install its driver .*psycopg") as caught:
         check_storage("postgresql+psycopg://h/d")
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["r?lr=1", "p%20q", "a b#c", "it's", 'a"b', "größe", "a\nb"])
+def test_a_database_is_in_its_folder_whatever_that_is_called(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name / "study.db"
+    file.parent.mkdir()
+    optuna.create_study(study_name="s", storage=open_storage(sqlite_url(file)))
+    assert file.exists() and [path.name for path in tmp_path.iterdir()] == [name]
+    assert make_url(sqlite_url(file)).database == str(file)

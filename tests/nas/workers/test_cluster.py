@@ -249,3 +249,12 @@ def test_a_local_session_listens_on_the_loopback_interface_alone() -> None:
     shown = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
     assert set(shown.split()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert len(shown.split()) >= 3
+
+
+def test_a_session_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**settings: object) -> None:
+        raise Exception("The current node timed out during startup.\nMany lines.")
+
+    monkeypatch.setattr(ray, "init", fails)
+    with pytest.raises(ConfigError, match=r"^Ray does not start: The .* timed out during startup\.; check "):
+        cluster._connect(Cluster(), None)

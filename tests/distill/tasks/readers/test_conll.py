@@ -6,6 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from distill.tasks.metrics import entities_of
 from distill.tasks.readers import load_task
 from distill.tasks.readers.conll import HUB, from_columns, load, read, tags_of
 from distill.tasks.readers.hub import columns
@@ -105,3 +106,35 @@ def test_the_real_files() -> None:
     assert sum(map(len, data.dev.words)) == 15_733
     test = list(read(requirements.data() / "wnut17" / "test.conll"))
     assert len(test) == 1_287 and set(tags_of(word[1] for row in test for word in row)) <= set(data.task.labels)
+
+
+@pytest.mark.parametrize(
+    "comment", ["# id 1-0\tdomain=en", "# text = a b", "#x", "# newdoc", "-DOCSTART- -X- O", "-DOCSTART-"]
+)
+def test_comments_and_marks_of_documents_are_no_words(comment: str, tmp_path: Path) -> None:
+    separator = "\t" if "\t" in comment else " "
+    lines = [comment, "# second one here", f"a{separator}O", f"#b{separator}B-X", "", comment, f"#c{separator}O", ""]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    words = [[word for word, _, _ in sentence] for sentence in read(tmp_path / "a.txt")]
+    assert words == [["a", "#b"], ["#c"]]
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        ["B-X", "I-X", "L-X", "O", "U-Y", "B-X"],
+        ["B-X", "M-X", "E-X", "O", "S-Y", "B-X"],
+        ["X-B", "X-I", "X-E", "O", "Y-S", "X-B"],
+        ["I_X", "I_X", "I_X", "O", "B_Y", "B_X"],
+    ],
+)
+def test_entities_in_every_scheme(tags: list[str], tmp_path: Path) -> None:
+    rows = "".join(f"w {tag}\n" for tag in tags)
+    assert load("conll", folder_of(tmp_path, f"{rows}\nv {tags[0]}\n", rows)).task.metrics == ("f1", "accuracy")
+    assert entities_of(tags) == [("X", 0, 2), ("Y", 4, 4), ("X", 5, 5)]
+    assert entities_of(["B", "I", "O", "B", "B"]) == [("", 0, 1), ("", 3, 3), ("", 4, 4)]
+
+
+def test_tags_without_places_get_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert load("conll", folder_of(tmp_path, "a PER\nb O\n\nc O\n", "a O\n")).task.metrics == ("accuracy",)
+    assert "accuracies of words, not F1 of entities: the tag 'PER' has no place such as B- or I-" in caplog.text

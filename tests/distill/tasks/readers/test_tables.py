@@ -177,15 +177,15 @@ def test_a_task_of_two_files(tmp_path: Path) -> None:
     train, dev = tmp_path / "train.tsv", tmp_path / "dev.csv"
     train.write_text("text\tmood\n" + "".join(f"text {row}\t{('bad', 'good')[row % 2]}\n" for row in range(30)))
     dev.write_text("text,mood\nfine,good\npoor,bad\n")
-    data = table_task(train, dev, text="text", label="mood", metrics=("f1",))
-    assert data.task == Task("mood", ("bad", "good"), metrics=("f1",))
+    data = table_task(train, dev, text="text", label="mood", metric="f1")
+    assert data.task == Task("mood", ("bad", "good"), metrics=("f1", "accuracy"))
     assert data.dev.texts == ("fine", "poor") and data.dev.labels == (1, 0)
     assert (data.train, data.search) == hold_out(read_rows(train, "text", "mood")[0])
     dev.write_text("text,mood\nfine,better\n")
     with pytest.raises(TableError, match=r"dev.csv: the class 'better' is not one of bad, good"):
         table_task(train, dev, text="text", label="mood")
     with pytest.raises(TableError, match="unknown metric 'pearson'"):
-        table_task(train, dev, text="text", label="mood", metrics=("pearson",))
+        table_task(train, dev, text="text", label="mood", metric="pearson")
     with pytest.raises(TableError, match="no column 'txt'; did you mean 'text'"):
         table_task(train, dev, text="txt", label="mood")
     dev.unlink()
