@@ -168,7 +168,7 @@ def written(*rows: tuple[TrialState, str, dict[str, object]]) -> optuna.Study:
 def test_which_of_ten_trials_are_duplicates() -> None:
     """Of the first that computes the same with the same seed, was asked for, and is no duplicate itself."""
     study = written(
-        (COMPLETE, "a", {"within_budget": True}),
+        (COMPLETE, "a", {"within_budget": True, "attempt": 2}),
         (WAITING, "b", {}),
         (RUNNING, "b", {"duplicate_of": 1}),
         (COMPLETE, "c", {"seed": 1, "within_budget": False}),
@@ -186,6 +186,7 @@ def test_which_of_ten_trials_are_duplicates() -> None:
     assert [ledger.resolve_duplicate(study, number) for number in range(10)] == [False] * 7 + [True, False, True]
     assert [trial.user_attrs.get("duplicate_of") for trial in study.trials[7:]] == [3, None, 0]
     assert [trial.state for trial in study.trials[7:]] == [COMPLETE, RUNNING, COMPLETE]
+    assert study.trials[9].user_attrs == {"within_budget": True, "duplicate_of": 0}  # and its own first attempt
     assert ledger.trailing_duplicates(study) == 1 and ledger.counted(study) == 6
     assert [seen.key for seen in ledger.history(study)] == [*"abcdefc"]
     assert [seen.values for seen in ledger.history(study)] == [(0.5,), None, (0.5,), None, None, None, None]
