@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -31,14 +30,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def study(url: str) -> Iterator[optuna.Study]:
-    study = ledger.open_study(url, "stage-1", SAMPLERS["random"](SPACE, 0))
-    yield study
-    close(study)
-
-
-def close(study: optuna.Study) -> None:
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+def study(url: str) -> optuna.Study:
+    return ledger.open_study(url, "stage-1", SAMPLERS["random"](SPACE, 0))
 
 
 def memory(sampler: str = "random", seed: int = 0) -> optuna.Study:
@@ -87,9 +80,7 @@ def test_ends_of_a_trial(study: optuna.Study, url: str) -> None:
     ledger.report(study, 0, 30, 0.6)
     ledger.complete(study, 0, 0.7, {"standard_error": 0.01})
     ledger.fail(study, 1, "diverged: the loss is nan at step 3")
-    other = ledger.open_study(url, "stage-1")
-    trials = other.get_trials()
-    close(other)
+    trials = ledger.open_study(url, "stage-1").get_trials()
     complete, running, failed = TrialState.COMPLETE, TrialState.RUNNING, TrialState.FAIL
     assert [trial.state for trial in trials] == [complete, failed, running, running]
     assert trials[0].value == 0.7
