@@ -84,7 +84,7 @@ def changed(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Constant(value=int()):
             yield from (ast.Constant(node.value + 1), ast.Constant(node.value - 1))
         case ast.Constant(value=float()):
-            yield from (ast.Constant(node.value * 2), ast.Constant(node.value / 2))
+            yield from (ast.Constant(node.value * 2 or 1.0), ast.Constant(node.value / 2 or -1.0))
         case ast.Expr(value=ast.Call()):
             yield ast.Pass()
 
