@@ -141,14 +141,6 @@ def test_a_layer_may_have_no_ffn() -> None:
     assert table.of_ffn(2, FFN(GELU, 0)) == table.losses["gelu"][2][0]
 
 
-def test_a_lower_bound_counts() -> None:
-    low = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 3))) - 400
-    within, table = space(min_params=low), losses(1)
-    found = allocate(within, table)
-    assert found is not None and cost.params(found) >= low
-    assert table.of(found) == pytest.approx(min(map(table.of, members(within, tuple(UNARY)))), rel=1e-9)
-
-
 def test_several_differ_and_come_in_order() -> None:
     within, table = space(), losses(2)
     found = allocations(within, table, 4)

@@ -17,25 +17,8 @@ from supernet.compensation.compensate import compensate
 from supernet.module_inputs import module_inputs
 from tests.supernet.compensation.test_attention import with_layers
 from tests.supernet.compensation.test_compensate import BATCHES, candidate, supernet, uniform
+from tests.supernet.compensation.test_ridge import least_squares
 from tests.tiny import batch
-
-
-def ridge(x: np.ndarray, y: np.ndarray, start: np.ndarray, held: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The map (E + 1, D), with its bias in the last row, of least squares with a row for each weight that is shrunk
-    towards the start (E, D). Of six strengths the one with the least error on the held-out rows.
-    """
-    fit, width = weight * ~held, x.shape[1]
-    mean = fit @ x / fit.sum()
-    deviation = np.sqrt(weight @ (x - mean) ** 2 / weight.sum())
-    ones = np.column_stack((x, np.ones(len(x))))
-    root = np.sqrt(fit / fit.sum())[:, None]
-    maps = []
-    for strength in (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0):
-        shrunk = np.diag(np.append(deviation * strength**0.5, 0))[:width]
-        rest = np.concatenate((root * (y - x @ start), np.zeros((width, y.shape[1]))))
-        change = np.linalg.lstsq(np.concatenate((root * ones, shrunk)), rest, rcond=None)[0]
-        maps.append(change + np.concatenate((start, np.zeros((1, y.shape[1])))))
-    return min(maps, key=lambda found: float(weight[held] @ ((y - ones @ found)[held] ** 2).sum(axis=1)))
 
 
 def map_of(linear: Any, *expert: int) -> np.ndarray:
@@ -65,7 +48,7 @@ def test_all_maps_are_solved_for_on_the_candidates_own_inputs(accelerator: Accel
     for number, (_, linear, start) in enumerate(reading):
         x, h = (tensor.double().numpy() for tensor in inputs[2 * number : 2 * number + 2])
         wanted = targets[number].double().numpy() - x
-        expected = applied(ridge(h, wanted, map_of(start)[:-1], held, np.ones(len(h))), h)
+        expected = applied(least_squares(h, wanted, map_of(start)[:-1], held, np.ones(len(h))), h)
         np.testing.assert_allclose(applied(map_of(linear), h), expected, atol=1e-3 * wanted.std(), err_msg=f"{number}")
 
 
@@ -163,7 +146,7 @@ def test_experts_are_solved_for_with_their_gates(
 
             def solve(y: np.ndarray, e: int = e, h: np.ndarray = h) -> np.ndarray:
                 tokens, gates = slots[e]
-                return ridge(h, y, starts[e][:-1], held[tokens], gates**2)
+                return least_squares(h, y, starts[e][:-1], held[tokens], gates**2)
 
             solved[e] = solve(wanted / gate) if ends else gauss_newton(h, wanted, solved[e], solve, gate)
     found = [map_of(block.project, *([] if router is None else [e])) for e in range(len(slots))]
