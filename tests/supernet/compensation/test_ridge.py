@@ -56,6 +56,24 @@ def test_the_minimum_of_its_definition(inputs: int, noise: float, held_out: bool
     np.testing.assert_allclose(found(features).numpy(), x @ expected[:-1] + expected[-1], rtol=0, atol=3e-3)
 
 
+def test_without_a_bias_nothing_is_centered() -> None:
+    """The gradient of the definition is 0, for one of the strengths, with the mean squares in place of variances."""
+    features, target, start = data(60, 30)
+    held = every_fifth(60)
+    ridge = Ridge(features, held, with_bias=False)
+    found = ridge.solve(target, start)
+    assert not found.bias_D.any()
+    x, error = features.double(), (found(features) - target).double()
+    size = x.square().mean(dim=0).sqrt()
+    of_errors = error[~held].t() @ x[~held] / 48 / size
+    of_change = (found.weight_DE - start.weight_DE).double() * size
+    least = min(float((of_errors + strength * of_change).norm()) for strength in (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0))
+    assert least < 1e-4 * float((target[~held].double().t() @ x[~held] / 48 / size).norm())
+    target[3, 1] = torch.inf
+    with pytest.raises(CompensationError, match="targets"):
+        ridge.solve(target, start)
+
+
 def test_constant_inputs_keep_the_weights_of_the_start() -> None:
     features, target, start = data()
     features[:, 2] = 3.0
@@ -125,6 +143,10 @@ def test_an_affine_change_where_there_is_little_to_learn_from() -> None:
     away = torch.where(held[:, None], features - 1, features + 1)
     unchanged = affine_change(features, away, held)
     assert torch.equal(unchanged[0], torch.ones(4)) and not unchanged[1].any()
+    # They go on where the fitted rows stop: the whole way, and no further.
+    further = torch.where(held[:, None], features + 3, features + 1)
+    factor, shift = affine_change(features, further, held)
+    torch.testing.assert_close(factor * features + shift, features + 1, rtol=1e-4, atol=1e-4)
     # One row, and a constant channel, say nothing about the factor.
     features[:, 2] = 7
     factor, shift = affine_change(features, 3 * features + 4, everything_fits)
