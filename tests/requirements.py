@@ -21,7 +21,7 @@ DEBIAN_POSTGRESQL = Path("/usr/lib/postgresql")
 def module(name: str, extra: str) -> None:
     """Skip or fail the test if the module is not installed; `extra` is the extra of this package that contains it."""
     if find_spec(name) is None:
-        _missing(f"needs the module {name}: install the extra {extra}")
+        missing(f"needs the module {name}: install the extra {extra}")
 
 
 def program(*names: str) -> str:
@@ -30,14 +30,14 @@ def program(*names: str) -> str:
         path = shutil.which(name) or next(map(str, sorted(DEBIAN_POSTGRESQL.glob(f"*/bin/{name}"), reverse=True)), None)
         if path is not None:
             return path
-    _missing(f"needs the program {' or '.join(names)}: install it")
+    missing(f"needs the program {' or '.join(names)}: install it")
 
 
 def data() -> Path:
     """The folder of the public data sets; if there is none, the test is skipped or fails."""
     folder = Path(os.environ.get(DATA) or os.devnull)
     if not folder.is_dir():
-        _missing(f"needs the public data sets: set {DATA} to their folder")
+        missing(f"needs the public data sets: set {DATA} to their folder")
     return folder
 
 
@@ -45,10 +45,11 @@ def succeeds(command: Sequence[str], what: str) -> None:
     """Run a command that fetches something; if it fails, the test is skipped or fails."""
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode != 0:
-        _missing(f"needs {what}: {(finished.stderr.strip().splitlines() or ['no message'])[-1]}")
+        missing(f"needs {what}: {(finished.stderr.strip().splitlines() or ['no message'])[-1]}")
 
 
-def _missing(reason: str) -> NoReturn:
+def missing(reason: str) -> NoReturn:
+    """Skip or fail the test for this reason."""
     if os.environ.get(REQUIRE_ALL, "0") not in ("", "0"):
         pytest.fail(f"{reason} (a failure because {REQUIRE_ALL} is set)", pytrace=False)
     pytest.skip(reason)

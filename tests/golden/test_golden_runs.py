@@ -33,9 +33,10 @@ from tests.nas.samplers.test_samplers import OUTCOMES, SPACE, drawn
 from tests.nas.tiny_study import trials_of
 from tests.tiny import batch, bert
 
-# Other processors, versions of PyTorch and numbers of threads round differently: scores are shares of 48 rows, losses
-# are near 1.
-SCORE_ATOL, LOSS_RTOL = 0.1, 0.02
+# Other processors, versions of PyTorch and numbers of threads round differently. Losses in float32 then differ by up to
+# 4e-7 of their values (measured without vector instructions and oneDNN, and with two threads). Scores are shares of 48
+# rows, and differ by up to 4 of these.
+SCORE_ATOL, LOSS_RTOL = 0.1, 1e-4
 
 OBJECTIVES: dict[str, Callable[[Any, Any], Objective]] = {
     "none": lambda student, teacher: hard_labels(),

@@ -54,26 +54,23 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
     study = ledger.open_study(
         sqlite_url(folder / "study.db"), f"{folder.name}/stage-1", SAMPLERS[sampler](first.space, 0)
     )
-    try:
-        ledger.requeue_unfinished(study)
-        again = (first.baselines[1][0], "the same again", None)
-        ledger.enqueue_missing(study, first.space, [*first.baselines, again])
-        proposals = Proposals(study, first.space, sampler, workspace, trials=14)
-        recorder = Recorder(study, lambda study, number: None)
-        rungs = Rungs(study, 0.5, lambda study, number: None)
-        while isinstance(config := proposals.suggest("name"), dict):
-            trial: Any = SimpleNamespace(config=config)
-            rng = random.Random(config[ledger.ARCHITECTURE])
-            for step in (0, 3):
-                result = {"step": step, "score": rng.random(), "seconds": 1.0}
-                decision = rungs.on_trial_result(None, trial, result)
-                if decision == TrialScheduler.STOP:
-                    break
-            if decision == TrialScheduler.CONTINUE:
-                end = {"final": rng.random(), "attributes": {"standard_error": 0.1}, "seconds": 1.0}
-                recorder.on_trial_result(0, [], trial, {ledger.FAILURE: "diverged"} if rng.random() < 0.1 else end)
-    finally:
-        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    ledger.requeue_unfinished(study)
+    again = (first.baselines[1][0], "the same again", None)
+    ledger.enqueue_missing(study, first.space, [*first.baselines, again])
+    proposals = Proposals(study, first.space, sampler, workspace, trials=14)
+    recorder = Recorder(study, lambda study, number: None)
+    rungs = Rungs(study, 0.5, lambda study, number: None)
+    while isinstance(config := proposals.suggest("name"), dict):
+        trial: Any = SimpleNamespace(config=config)
+        rng = random.Random(config[ledger.ARCHITECTURE])
+        for step in (0, 3):
+            result = {"step": step, "score": rng.random(), "seconds": 1.0}
+            decision = rungs.on_trial_result(None, trial, result)
+            if decision == TrialScheduler.STOP:
+                break
+        if decision == TrialScheduler.CONTINUE:
+            end = {"final": rng.random(), "attributes": {"standard_error": 0.1}, "seconds": 1.0}
+            recorder.on_trial_result(0, [], trial, {ledger.FAILURE: "diverged"} if rng.random() < 0.1 else end)
 
 
 @pytest.mark.trust

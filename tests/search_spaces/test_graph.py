@@ -341,3 +341,16 @@ def test_other_types_are_refused() -> None:
     for value in ("project(expand(x))", None, ()):
         with pytest.raises(GraphError, match="must be a directed graph of networkx, not "):
             FFNGraph(value)
+
+
+@pytest.mark.parametrize(
+    ("formula", "activation"),
+    [
+        ("project(gelu(expand(x)))", "gelu"),
+        ("project(mul(relu(expand(x)),gate(x)))", "relu"),
+        ("tanh(project(gelu(expand(x))))", ""),
+        ("project(expand(x))", ""),
+    ],
+)
+def test_the_activation_of_a_base_graph(formula: str, activation: str) -> None:
+    assert FFNGraph.parse(formula).activation == activation

@@ -86,7 +86,6 @@ def test_notes_in_the_dashboard(tmp_path: Path, cases: Callable[..., Cases]) -> 
         trial, _ = ledger.ask(study, synthetic.SPACE, name)
         ledger.fail(study, trial.number, name)
         add_note(study, trial.number)
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
     with dashboard(url) as address:
         for number in range(len(names)):
             page = rendered(browser, f"{address}/dashboard/studies/1/trials?numbers={number}", tmp_path / "profile")

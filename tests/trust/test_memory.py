@@ -88,5 +88,4 @@ def test_a_worker_that_the_kernel_kills(
         assert killed.user_attrs[ledger.FAILURE] == "out of memory: the kernel killed the worker"
         assert ledger.ATTEMPT not in killed.user_attrs
         assert finished.state == TrialState.COMPLETE
-        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
         counts["failed with its reason"] += 1

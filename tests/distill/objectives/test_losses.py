@@ -213,3 +213,12 @@ def test_shapes_that_differ() -> None:
             loss(random(3, 2), random(1, 2))
         with pytest.raises(ValueError, match=r"student \(3, 2\), teacher \(3, 4\)"):
             loss(random(3, 2), random(3, 4))
+
+
+def test_scores_far_below_zero_are_as_zero_in_the_released_code() -> None:
+    """-100 and below, wherever they are; on the last of three keys there is padding."""
+    student = torch.tensor([-99.5, -100.0, 3.0]).expand(1, 1, 3, 3)
+    teacher = torch.tensor([-100.5, 2.0, -7.0]).expand(1, 1, 3, 3)
+    mask = torch.tensor([[1, 1, 0]])
+    assert attention_mse(student, teacher, mask, paper_compatible=True).item() == exactly((99.5**2 + 2**2) / 3)
+    assert attention_mse(student, teacher, mask).item() == exactly((1 + 102**2) / 2)

@@ -141,14 +141,6 @@ def test_a_layer_may_have_no_ffn() -> None:
     assert table.of_ffn(2, FFN(GELU, 0)) == table.losses["gelu"][2][0]
 
 
-def test_a_lower_bound_counts() -> None:
-    low = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 3))) - 400
-    within, table = space(min_params=low), losses(1)
-    found = allocate(within, table)
-    assert found is not None and cost.params(found) >= low
-    assert table.of(found) == pytest.approx(min(map(table.of, members(within, tuple(UNARY)))), rel=1e-9)
-
-
 def test_several_differ_and_come_in_order() -> None:
     within, table = space(), losses(2)
     found = allocations(within, table, 4)
@@ -204,3 +196,46 @@ def test_the_loss_of_a_layer(tmp_path: Path) -> None:
             assert given.of_ffn(1, genes) == table.losses[op][1][width]
     architecture = Architecture.uniform(BASE, RELU, expansion=Fraction(1, 4))
     assert stored.of(architecture) == pytest.approx(sum(table.losses["relu"][layer][12] for layer in range(3)))
+
+
+def test_bounds_are_kept_to_the_unit() -> None:
+    """With one parameter less, or one more, the best member is no longer allowed."""
+    rng, every = np.random.default_rng(6), list(members(space(stack=(1,), max_params=10**6), ("gelu", "relu")))
+    table = PredictedLosses(BASE, "gelu", {op: list(rng.random((3, BASE.inner + 1))) for op in ("gelu", "relu")})
+    sizes = np.array([cost.params(one) for one in every])
+    of_every = np.array([table.of(one) for one in every])
+    # Below some bound the best member is not the largest, so that a lower bound excludes it, too.
+    caps = np.unique(sizes)[5:]
+    best = [int(np.where(sizes <= cap, of_every, np.inf).argmin()) for cap in caps]
+    size, cap = next((int(sizes[one]), int(cap)) for one, cap in zip(best, caps, strict=True) if sizes[one] < cap)
+    for low, high in ((1, size - 1), (1, size), (size, cap), (size + 1, cap)):
+        found = allocate(space(stack=(1,), min_params=low, max_params=high), table)
+        assert found is not None and low <= cost.params(found) <= high
+        allowed = of_every[(low <= sizes) & (sizes <= high)]
+        assert table.of(found) == pytest.approx(allowed.min(), rel=1e-9)
+
+
+def test_what_the_solver_rounds_into_the_budget_is_not_returned() -> None:
+    """The best architecture costs one unit more than allowed, of so many that the solver does not see it."""
+    units = {width: 10**9 + round(10**8 * float(width)) for width in WIDTHS}
+    limit = Limit("macs", 0, lambda base, layer: units[layer.ffn.expansion], 3 * max(units.values()) - 1)
+    table = replace(losses(), losses=dict.fromkeys(UNARY, losses().losses["gelu"]))
+    within = space(stack=(1,), max_params=10**6, limits=(limit,))
+    found = allocate(within, table)
+    assert found is None or limit.total(found) <= limit.maximum
+
+
+def test_only_one_block_is_considered() -> None:
+    """A second block has no predicted loss of its own, so that where only two blocks are large enough, none fits."""
+    low = cost.params(Architecture.uniform(BASE)) + 1
+    two = space(min_params=low, max_params=10**6)
+    assert allocate(two, losses()) is None
+    assert allocate(replace(two, genes={**two.genes, "stack": (2,)}), losses()) is not None
+    found = allocate(space(max_params=10**6), losses())
+    assert found is not None and [ffn.stack for ffn in found.ffns] == [1, 1, 1]
+
+
+def test_a_width_beyond_the_table_counts_as_its_widest() -> None:
+    table = replace(losses(), losses={"gelu": [np.linspace(1, 0.1, 20)] * 3})
+    assert table.of_ffn(0, FFN(GELU)) == table.of_ffn(0, FFN(GELU, 1, Fraction(1, 2))) == 0.1
+    assert table.of_ffn(0, FFN(GELU, 1, Fraction(1, 4))) == np.linspace(1, 0.1, 20)[12]

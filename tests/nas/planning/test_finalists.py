@@ -3,6 +3,7 @@
 import json
 from fractions import Fraction
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import optuna
@@ -19,6 +20,7 @@ from nas.planning.finalists import (
     Confirmation,
     confirmations,
     finalists,
+    front,
     lead_line,
     summary,
 )
@@ -252,3 +254,52 @@ def test_what_is_outside_the_box_is_no_rival_on_the_front() -> None:
     study = proposed((outside[0], 0.9), (member, 0.5), (outside[1], 0.6), (member, 0.5), two_goals=True)
     best = confirmed(study, 2)
     assert [row["trial"] for row in best["front"]] == [row["trial"] for row in best["finalists"]] == [1]
+
+
+def test_a_front_has_what_nothing_dominates() -> None:
+    """Of points on a grid: better in one goal and no worse in the other dominates; equal points do not."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        points = [SimpleNamespace(values=[float(score), float(cost)]) for score, cost in rng.integers(0, 5, (12, 2))]
+
+        def dominated(score: float, cost: float, points: list[SimpleNamespace] = points) -> bool:
+            others = [point.values for point in points]
+            return any((s > score and c <= cost) or (s >= score and c < cost) for s, c in others)
+
+        assert front(points) == [point for point in points if not dominated(*point.values)]
+
+
+def test_equal_functions_are_one_finalist() -> None:
+    a, b, c = inside(3)
+    assert [trial.number for trial in finalists(proposed((a, 0.9), (a, 0.8), (b, 0.7), (c, 0.6)), 2)] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "uniform slice",
+        "global importance",
+        "fewer layers",
+        "MILP allocation",
+        "MILP allocation 2",
+        "MILP allocation 3",
+        "winner so far",
+        "winner with base graphs",
+    ],
+)
+def test_baselines_have_these_names_in_studies(origin: str) -> None:
+    a, b, c = inside(3)
+    study = study_of((a, origin, 0.5), (b, "random", 0.8), (c, BASE_MODEL, 0.9))
+    assert [trial.number for trial in finalists(study, 1)] == [2, 0]
+
+
+def test_confirmations_are_those_asked_for() -> None:
+    a, b, c = inside(3)
+    study = study_of()
+    for architecture, seed, score in ((a, 2, 0.2), (a, 1, 0.1), (a, 7, 0.7), (b, 1, 0.4), (c, 1, 0.5)):
+        ledger.enqueue(study, SPACE, architecture, "stage-1 trial 0", seed)
+        ledger.complete(study, ledger.ask(study, SPACE, "confirmation")[0].number, score, {})
+    functions = [attribute(study.trials[number], ledger.FUNCTION) for number in (0, 3)]
+    found = confirmations(study, [*functions, "none of these"], [1, 2])
+    scores = [[(seed, result.score) for seed, result in of_seeds.items()] for of_seeds in found.values()]
+    assert list(found) == [*functions, "none of these"] and scores == [[(1, 0.1), (2, 0.2)], [(1, 0.4)], []]

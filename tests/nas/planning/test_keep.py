@@ -119,7 +119,14 @@ def test_budgets_are_limits_that_a_configuration_can_have(maximum: int, tiny_stu
         space = with_budget(config, BASE, GELU, 3, cost.CLASSIFIER, maximum, 0.5).space
         limit = getattr(space, f"max_{name}")
         assert (parse_latency(limit).value if name == "latency" else limit) == maximum
-        assert space.uniform is None and space.slack == 0.5 and space.max_params is not None
+        assert space.uniform is None and space.slack == 0.5
+        # The base model's parameters bound what has no bound.
+        whole = cost.params(Architecture.uniform(BASE), 3)
+        assert space.max_params == (maximum if name == "params" else whole)
+        widest = with_budget(config, BASE, GELU, 3, cost.CLASSIFIER, None, 0.5).space
+        assert widest.max_params == whole and widest.max_macs is widest.max_latency is None
+    bounded = load_config(str(tiny_study.preset), {"keep.fraction": 0.9, "keep.cost": "macs", "space.max_params": 9000})
+    assert with_budget(bounded, BASE, GELU, 3, cost.CLASSIFIER, maximum, 0.5).space.max_params == 9000
 
 
 def test_options_that_make_no_goal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

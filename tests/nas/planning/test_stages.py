@@ -26,7 +26,7 @@ from nas.preparation.workspace import Workspace
 from nas.samplers import SAMPLERS
 from nas.study.folder import Folder
 from search_spaces import FFN, Architecture, Base, FFNGraph
-from search_spaces.layer import Experts
+from search_spaces.layer import Embedding, Experts
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.nas.tiny_study import TinyStudy
 
@@ -60,6 +60,9 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
     first = plan(config, workspace, "1", None, ())
     assert [origin for _, origin, _ in first.baselines] == ["base model", UNIFORM, "global importance"]
+    # The base model, which is beyond the budget, has a study of its own, and is one of the trials of the stage.
+    assert first.references == first.baselines[:1] and first.enqueued == first.baselines[1:]
+    assert first.trials == config.stage1.trials - 1
     assert (first.study, first.space.vary, first.table.evaluation) == ("stage-1", {GRAPHS, SIZES}, "trained")
 
     relu = FFNGraph.parse("project(relu(expand(x)))")
@@ -142,8 +145,15 @@ def test_what_candidates_could_not_inherit_from(tiny_study: TinyStudy, workspace
     timed = tiny_study.config.model_copy(
         update={"space": tiny_study.config.space.model_copy(update={"max_latency": "0.5x"})}
     )
-    with pytest.raises(ConfigError, match=r"has experts \(2 hash, shared .*\) that are not in space.experts"):
-        check_start(hashed, timed, base)
+    for given in (timed, tiny_study.config.model_copy(update={"goals": ("score", "latency")})):
+        with pytest.raises(ConfigError, match=r"has experts \(2 hash, shared .*\) that are not in space.experts"):
+            check_start(hashed, given, base)
+    # Without further choices the space has all heads and the full rank.
+    whole = Architecture.uniform(base, graph=graph)
+    with pytest.raises(ConfigError, match=r"has heads 1: add 1 to space\.heads"):
+        check_start(whole.with_heads([1] * base.depth), tiny_study.config, base)
+    with pytest.raises(ConfigError, match=r"has rank 4: add 4 to space\.ranks"):
+        check_start(replace(whole, embedding=Embedding(4)), tiny_study.config, base)
     other = replace(base, inner=base.inner + 1)
     with pytest.raises(ConfigError, match="the architecture to refine is on another base than this study's"):
         check_start(Architecture.uniform(other, graph=graph), tiny_study.config, base)

@@ -94,7 +94,6 @@ def write(
             ledger.ask(study, space, sampler)
         else:
             winner = _confirm(folder, stage, study, space, rng, rows_of_confirmations)
-        _close(study)
     return path
 
 
@@ -105,7 +104,6 @@ def _refer(folder: Folder, space: Space, goals: Sequence[str]) -> None:
     _, architecture = ledger.ask(study, space, "")
     further = {"standard_error": 0.01, "seconds": 1.25, score_attribute(TASK): worth(architecture) - 0.1}
     ledger.complete(study, 0, worth(architecture), further)
-    _close(study)
 
 
 def _search(
@@ -153,12 +151,7 @@ def _confirm(
         ledger.complete(confirmation, trial.number, right.mean(), {"standard_error": 0.02, "seconds": 20.0, **rows})
     functions = [function_key(ledger.architecture_of(trial)) for trial in ranked]
     best = summary(ranked, confirmations(confirmation, functions, (1, 2)), study, CLASS_ACCURACY)
-    _close(confirmation)
     folder.best(stage).write_text(json.dumps(best))
     winner = Architecture.from_json(best["winner"]["architecture"])
     winner.save(folder.architecture)
     return winner
-
-
-def _close(study: optuna.Study) -> None:
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.storage import sqlite_url
 from search_spaces import FFN, Architecture, Attention, Experts, FFNGraph, Layer
-from tests.nas.study.test_ledger import BASE, SPACE, close
+from tests.nas.study.test_ledger import BASE, SPACE
 
 SVG = "{http://www.w3.org/2000/svg}"
 GRAPHS = (
@@ -104,4 +104,3 @@ def test_a_trial_has_one_drawing(tmp_path: Path) -> None:
     with FileSystemArtifactStore(folder).open_reader(artifact.artifact_id) as file:
         assert file.read().decode() == svg(architecture)
     assert len(list(folder.iterdir())) == 1
-    close(study)

@@ -18,7 +18,7 @@ from nas.study.storage import sqlite_url
 from search_spaces import FFN, Architecture, Experts, FFNGraph, cost
 from search_spaces.formula import layers_latex
 from tests.nas.study import test_ledger
-from tests.nas.study.test_ledger import BASE, close
+from tests.nas.study.test_ledger import BASE
 
 SPACE = replace(test_ledger.SPACE, genes={**test_ledger.SPACE.genes, "stack": (0, 1, 2)})
 SCORED = {"standard_error": 0.0123, "seconds": 2.34}
@@ -28,7 +28,6 @@ SCORED = {"standard_error": 0.0123, "seconds": 2.34}
 def study(tmp_path: Path) -> Iterator[optuna.Study]:
     study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "stage-1", SAMPLERS["random"](SPACE, 0))
     yield study
-    close(study)
 
 
 def note_of(study: optuna.Study, number: int) -> str:
@@ -122,7 +121,6 @@ def test_fidelities_and_latencies(tmp_path: Path) -> None:
     note = note_of(study, number)
     assert "**fidelity 0.9500** ± 0.0123; score 0.8000; the teacher's score is 0.9000" in note
     assert "8.83 ms" in note
-    close(study)
 
 
 def test_pruned_trials(study: optuna.Study) -> None:

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from nas.samplers import SAMPLERS, ZeroCostProxy, evolution, lanas, local
+from nas.samplers import SAMPLERS, ZeroCostProxy, evolution, local
 from nas.samplers.encoding import FFN_GENES, encode, widths
 from nas.samplers.lanas import (
     EXPLORATION,
@@ -323,9 +323,9 @@ def test_the_surrogate_is_a_gaussian_process() -> None:
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         squares = ((a[:, None] - b[None]) ** 2).sum(axis=-1)
-        return 0.7**2 + a @ b.T + lanas.SMOOTH * np.exp(-squares / (2 * 1.5**2))
+        return 0.7**2 + a @ b.T + 0.5 * np.exp(-squares / (2 * 1.5**2))
 
-    inverse = np.linalg.inv(kernel(features, features) + lanas.NOISE * np.eye(12))
+    inverse = np.linalg.inv(kernel(features, features) + 0.2 * np.eye(12))
     means = kernel(wanted, features) @ inverse @ values
     variances = np.diag(kernel(wanted, wanted) - kernel(wanted, features) @ inverse @ kernel(features, wanted))
     surrogate = fit(features, values)
@@ -369,6 +369,39 @@ def test_proposals_go_towards_better_ones() -> None:
     observations = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members[:20]]
     proposed = next(LaNAS(SPACE, 0).propose(observations, random.Random(0)))
     assert sum(wanted(one) >= wanted(proposed) for one in members) <= 6
+
+
+def test_proposals_are_in_the_best_region() -> None:
+    """Of the tree's leaves, with nothing to explore; many candidates are not, and have lower scores."""
+    members = [SPACE.sample(random.Random(seed)) for seed in range(60)]
+    seen = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in members]
+    sampler = LaNAS(SPACE, 0, exploration=0.0)
+    path = descend(sampler.features(members), ranks(seen), exploration=0.0)
+    proposed = sampler.from_leaf(seen, random.Random(1))
+    candidates = list(sampler.candidates([], random.Random(1)))
+    inside, among = ([region.has(sampler.features(some)).all() for region in path] for some in (proposed, candidates))
+    assert len(proposed) > 5 and all(inside) and not all(among)
+    assert np.mean([wanted(one) for one in proposed]) > np.mean([wanted(one) for one in candidates]) + 1
+
+
+@pytest.mark.parametrize("count", [40, 150, 400])
+def test_the_surrogate_learns_from_a_hundred_trials_around_the_leaf(count: int) -> None:
+    learned: list[np.ndarray] = []
+
+    class Watched(LaNAS):
+        def order(self, new: np.ndarray, features: np.ndarray, values: np.ndarray) -> Iterable[int]:
+            learned.append(features)
+            return super().order(new, features, values)
+
+    architectures = [SPACE.sample(random.Random(seed)) for seed in range(count)]
+    seen = [Observation(one, function_key(one), TrialState.COMPLETE, (wanted(one),)) for one in architectures]
+    sampler = Watched(SPACE, 0)
+    sampler.from_leaf(seen, random.Random(0))
+    features = sampler.features(architectures)
+    path = descend(features, ranks(seen))
+    sizes = [len(region.rows) for region in path]
+    assert len(learned[0]) == min(size for size in sizes if size >= min(100, count))
+    assert count == 40 or min(sizes) < 100 < len(learned[0]) or len(learned[0]) == count
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -206,7 +206,6 @@ def test_an_interrupted_search_proposes_what_an_uninterrupted_one_does(
             found.append(architecture)
         if end == 6:
             ask(study)
-        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
     assert found == expected
 
 

@@ -46,7 +46,6 @@ def fill(url: str, kind: str) -> None:
             score = architecture.ffns[0].inner(BASE) + rng.random()
             ledger.complete(study, trial.number, score, {"standard_error": 0.01})
     add_missing_notes(study)
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
 @contextmanager

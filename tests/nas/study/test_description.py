@@ -83,7 +83,6 @@ def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
     study = ledger.open_study(url, "waiting")
     ledger.enqueue(study, space, Architecture.uniform(BASE), "base model")
     assert study.trials[0].params.keys() == expected
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
     study = searched(space, url)
     distributions = study.trials[0].distributions
     assert distributions.keys() == expected
@@ -95,7 +94,6 @@ def test_all_trials_have_the_same_parameters(kind: str, tmp_path: Path) -> None:
     copied = RDBStorage(sqlite_url(tmp_path / "copy.db"))
     optuna.copy_study(from_study_name="stage-1", from_storage=study._storage, to_storage=copied)
     copied.engine.dispose()
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -157,7 +155,6 @@ def test_an_enqueued_trial_has_no_choices(tmp_path: Path) -> None:
     proposed = study.trials[3]
     assert {"layer1/size", "head/size"} <= choices_of(proposed).keys()
     assert space.suggest(FixedTrial(choices_of(proposed))) == ledger.architecture_of(proposed)
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
 def test_values_without_an_ffn() -> None:
@@ -210,7 +207,6 @@ def test_the_best_trial_keeps_the_budget(tmp_path: Path) -> None:
     assert study.trials[0].value == 2.0 == max(trial.value or 0 for trial in study.trials)
     assert study.best_trial.number == ledger.ranked(study)[0].number != 0
     assert study.best_trials == [study.best_trial]
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", SPACES)
@@ -233,7 +229,6 @@ def test_metrics_have_names(goals: tuple[str, ...], tmp_path: Path) -> None:
         warnings.simplefilter("error")
         study = ledger.open_study(url, "stage-1", goals=goals)
     assert study.metric_names == list(goals)
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
 def test_importances_find_what_decides_the_score(tmp_path: Path) -> None:
@@ -243,6 +238,5 @@ def test_importances_find_what_decides_the_score(tmp_path: Path) -> None:
         trial, architecture = ledger.ask(study, SPACE, "random")
         ledger.complete(study, trial.number, architecture.ffns[1].inner(BASE), {"standard_error": 0.01})
     importances = optuna.importance.get_param_importances(study)
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
     assert len(importances) == 15
     assert max(importances, key=lambda name: importances[name]) == "layer 2/inner width"

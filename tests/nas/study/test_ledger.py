@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -31,14 +30,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def study(url: str) -> Iterator[optuna.Study]:
-    study = ledger.open_study(url, "stage-1", SAMPLERS["random"](SPACE, 0))
-    yield study
-    close(study)
-
-
-def close(study: optuna.Study) -> None:
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+def study(url: str) -> optuna.Study:
+    return ledger.open_study(url, "stage-1", SAMPLERS["random"](SPACE, 0))
 
 
 def memory(sampler: str = "random", seed: int = 0) -> optuna.Study:
@@ -87,9 +80,7 @@ def test_ends_of_a_trial(study: optuna.Study, url: str) -> None:
     ledger.report(study, 0, 30, 0.6)
     ledger.complete(study, 0, 0.7, {"standard_error": 0.01})
     ledger.fail(study, 1, "diverged: the loss is nan at step 3")
-    other = ledger.open_study(url, "stage-1")
-    trials = other.get_trials()
-    close(other)
+    trials = ledger.open_study(url, "stage-1").get_trials()
     complete, running, failed = TrialState.COMPLETE, TrialState.RUNNING, TrialState.FAIL
     assert [trial.state for trial in trials] == [complete, failed, running, running]
     assert trials[0].value == 0.7
@@ -142,3 +133,115 @@ def test_an_interrupted_sequence_of_draws_is_the_uninterrupted_one(study: optuna
             finished.append(running.pop(number))
     assert sorted(map(repr, finished)) == sorted(map(repr, expected))
     assert len(ledger.finished(study)) == 30
+
+
+WAITING, RUNNING, COMPLETE, PRUNED, FAIL = (
+    getattr(TrialState, name) for name in ("WAITING", "RUNNING", "COMPLETE", "PRUNED", "FAIL")
+)
+
+
+def written(*rows: tuple[TrialState, str, dict[str, object]]) -> optuna.Study:
+    """A study of trials in these states, whose architectures compute these functions; with further attributes."""
+    study = memory()
+    drawn = list(architectures(len(rows), BASE))
+    for (state, function, attributes), architecture in zip(rows, drawn, strict=True):
+        study.add_trial(
+            optuna.create_trial(
+                state=state,
+                value=0.5 if state == COMPLETE else None,
+                user_attrs=attributes,
+                system_attrs={"function": function, "architecture": json.dumps(architecture.to_json())},
+            )
+        )
+    return study
+
+
+def test_which_of_ten_trials_are_duplicates() -> None:
+    """Of the first that computes the same with the same seed, was asked for, and is no duplicate itself."""
+    study = written(
+        (COMPLETE, "a", {"within_budget": True, "attempt": 2}),
+        (WAITING, "b", {}),
+        (RUNNING, "b", {"duplicate_of": 1}),
+        (COMPLETE, "c", {"seed": 1, "within_budget": False}),
+        (FAIL, "d", {"failure": "diverged"}),
+        (RUNNING, "e", {}),
+        (PRUNED, "f", {"rung": 30}),
+        (RUNNING, "c", {"seed": 1}),
+        (RUNNING, "c", {"seed": 2}),
+        (RUNNING, "a", {}),
+    )
+    assert ledger.trailing_duplicates(study) == 0 and ledger.counted(study) == 8
+    assert [trial.number for trial in ledger.running(study)] == [5, 7, 8, 9]
+    assert [trial.number for trial in ledger.finished(study)] == [0, 3, 4, 6]
+    assert [trial.number for trial in ledger.ranked(study)] == [0]
+    assert [ledger.resolve_duplicate(study, number) for number in range(10)] == [False] * 7 + [True, False, True]
+    assert [trial.user_attrs.get("duplicate_of") for trial in study.trials[7:]] == [3, None, 0]
+    assert [trial.state for trial in study.trials[7:]] == [COMPLETE, RUNNING, COMPLETE]
+    assert study.trials[9].user_attrs == {"within_budget": True, "duplicate_of": 0}  # and its own first attempt
+    assert ledger.trailing_duplicates(study) == 1 and ledger.counted(study) == 6
+    assert [seen.key for seen in ledger.history(study)] == [*"abcdefc"]
+    assert [seen.values for seen in ledger.history(study)] == [(0.5,), None, (0.5,), None, None, None, None]
+    for function, state, attributes in (("d", FAIL, {"failure": "diverged"}), ("f", PRUNED, {"rung": 30})):
+        study.add_trial(optuna.create_trial(state=RUNNING, system_attrs={"function": function}))
+        number = len(study.trials) - 1
+        assert ledger.resolve_duplicate(study, number)
+        assert study.trials[number].state == state and attributes.items() <= study.trials[number].user_attrs.items()
+    assert ledger.trailing_duplicates(study) == 3
+    # What a duplicate will get is not known before the trial that it waits for.
+    study.add_trial(optuna.create_trial(state=RUNNING, system_attrs={"function": "b"}))
+    assert not ledger.resolve_duplicate(study, 12)
+    # The duplicate of a trial that runs gets its result when that ends.
+    study.add_trial(optuna.create_trial(state=RUNNING, system_attrs={"function": "e"}))
+    assert ledger.resolve_duplicate(study, 13) and study.trials[13].state == RUNNING
+    ledger.complete(study, 5, 0.75, {})
+    assert (study.trials[13].state, study.trials[13].value) == (COMPLETE, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "fraction", "pruned"),
+    [
+        (0.3, (0.1, 0.2, 0.4, 0.5, 0.6), 0.5, True),  # worse than three of five, not than three of six
+        (0.3, (0.1, 0.2, 0.3, 0.5, 0.6), 0.5, False),  # as good as one of them is not worse
+        (0.3, (0.1, 0.2, 0.25, 0.4, 0.5, 0.6), 0.5, False),  # half of them is not more than half
+        (0.3, (0.4, 0.5, 0.6, 0.7, 0.8), 0.25, True),
+        (0.3, (0.4, 0.5, 0.6, 0.7), 0.25, False),  # too few to be judged by
+        (0.3, (0.1, 0.5, 0.6, 0.7, 0.8), 0.25, True),
+        (0.3, (0.1, 0.2, 0.6, 0.7, 0.8), 0.25, False),
+        (0.3, (0.4, 0.5, 0.6, 0.7, 0.8), 0.0, False),
+    ],
+)
+def test_who_is_pruned_at_a_rung(own: float, others: tuple[float, ...], fraction: float, pruned: bool) -> None:
+    study = memory()
+    # Neither those that have not reached the rung, nor duplicates, count.
+    scores = [(score, {}) for score in others] + [(0.9, {"duplicate_of": 0}), (None, {})]
+    for score, attributes in [*scores, (own, {})]:
+        values = {} if score is None else {30: score}
+        hidden = {"choices": {"layer1/size": 0.5}}
+        study.add_trial(
+            optuna.create_trial(
+                state=RUNNING, intermediate_values={0: 0.1, **values}, user_attrs=attributes, system_attrs=hidden
+            )
+        )
+    assert ledger.should_prune(study, len(scores), 30, fraction) == pruned
+    study.add_trial(optuna.create_trial(state=RUNNING, intermediate_values={30: own}))
+    assert not ledger.should_prune(study, len(scores) + 1, 30, fraction)  # nobody proposed it: it is a baseline
+
+
+def test_a_candidate_gets_three_attempts() -> None:
+    study = memory()
+    ask(study)
+    for attempt in (2, 3):
+        ledger.requeue_lost(study, 0)
+        assert (study.trials[0].state, study.trials[0].user_attrs["attempt"]) == (WAITING, attempt)
+        ask(study)
+    ledger.requeue_lost(study, 0)
+    assert (study.trials[0].state, study.trials[0].user_attrs["failure"]) == (FAIL, "the worker was lost 3 times")
+
+
+def test_what_is_enqueued_already_is_not_missing() -> None:
+    study, (one, other) = memory(), architectures(2, BASE)
+    wanted = [(one, "base model", None), (one, "base model", 1), (other, "uniform slice", 1), (other, "random", 2)]
+    ledger.enqueue_missing(study, SPACE, wanted[1:3])
+    assert ledger.enqueue_missing(study, SPACE, wanted) == 2
+    found = [(trial.user_attrs["origin"], trial.user_attrs.get("seed")) for trial in study.trials]
+    assert found == [("base model", 1), ("uniform slice", 1), ("base model", None), ("random", 2)]

@@ -14,7 +14,6 @@ from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, existing_studies, prefix_of
 from nas.study.storage import sqlite_url
 from tests.nas.samplers.test_samplers import SPACE
-from tests.nas.study.test_ledger import close
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def shared(tmp_path: Path) -> str:
 
 def make(url: str, *names: str) -> None:
     for name in names:
-        close(ledger.open_study(url, name))
+        ledger.open_study(url, name)
 
 
 def test_a_new_search_gives_its_name(folder: Folder, shared: str) -> None:
@@ -75,6 +74,6 @@ def test_a_new_search_whose_name_is_taken_in_a_shared_database(shared: str, tmp_
 
 
 def test_only_one_of_two_searches_that_begin_together_has_the_studies(shared: str) -> None:
-    close(ledger.open_study(shared, "demo/stage-1", new=True))
+    ledger.open_study(shared, "demo/stage-1", new=True)
     with pytest.raises(DuplicatedStudyError):
         ledger.open_study(shared, "demo/stage-1", new=True)

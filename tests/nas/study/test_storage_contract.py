@@ -3,7 +3,6 @@
 Its tests of samplers do not apply: they ask for parameters of their own, and our samplers propose members of a space.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,5 @@ pytestmark = pytest.mark.slow
 
 class TestStorage(StorageTestCase):
     @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[BaseStorage]:
-        storage = open_storage(sqlite_url(tmp_path / "study.db"))
-        yield storage
-        storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    def storage(self, tmp_path: Path) -> BaseStorage:
+        return open_storage(sqlite_url(tmp_path / "study.db"))

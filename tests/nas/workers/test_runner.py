@@ -264,4 +264,3 @@ def test_an_exhausted_space_ends_the_stage_once_nothing_is_running(
     assert Proposals(study, space, "random", workspace, 10).suggest("h") == Proposals.FINISHED
     assert len(study.trials) == 2 + 20
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from supernet.compensation import ridge
 from supernet.compensation.ridge import CompensationError, Linear, Ridge, affine_change
 
 
@@ -23,51 +22,56 @@ def every_fifth(rows: int) -> Tensor:
     return torch.arange(rows) % 5 == 4
 
 
+def least_squares(x: np.ndarray, y: np.ndarray, start: np.ndarray, held: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The map (E + 1, D), with its bias in the last row, of least squares with a row for each weight that is shrunk
+    towards the start (E, D). Of six strengths the one with the least error on the held-out rows; 1 without any.
+    """
+    fit, width = weight * ~held, x.shape[1]
+    mean = fit @ x / fit.sum()
+    deviation = np.sqrt(weight @ (x - mean) ** 2 / weight.sum())
+    ones = np.column_stack((x, np.ones(len(x))))
+    root = np.sqrt(fit / fit.sum())[:, None]
+    maps = []
+    for strength in (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0) if held.any() else (1.0,):
+        shrunk = np.diag(np.append(deviation * strength**0.5, 0))[:width]
+        rest = np.concatenate((root * (y - x @ start), np.zeros((width, y.shape[1]))))
+        change = np.linalg.lstsq(np.concatenate((root * ones, shrunk)), rest, rcond=None)[0]
+        maps.append(change + np.concatenate((start, np.zeros((1, y.shape[1])))))
+    return min(maps, key=lambda found: float(weight[held] @ ((y - ones @ found)[held] ** 2).sum(axis=1)))
+
+
+# With these, the held-out rows choose each of the strengths in turn.
+@pytest.mark.parametrize(("inputs", "noise"), [(40, 0.0), (40, 0.3), (40, 1.0), (40, 3.0), (30, 10.0), (40, 10.0)])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("strength", [1e-4, 0.1, 10.0])
-def test_the_minimum_of_its_definition(strength: float, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a least-squares problem with one more row for each shrunk weight."""
-    monkeypatch.setattr(ridge, "STRENGTHS", (strength,))
-    features, target, start = data()
-    weight = torch.rand(200, generator=torch.Generator().manual_seed(1)) if weighted else torch.ones(200)
-    held = every_fifth(200)
+@pytest.mark.parametrize("held_out", [False, True])
+def test_the_minimum_of_its_definition(inputs: int, noise: float, held_out: bool, weighted: bool) -> None:
+    features, target, start = data(60, inputs)
+    generator = torch.Generator().manual_seed(1)
+    target = target + noise * torch.randn(target.shape, generator=generator)
+    weight = torch.rand(60, generator=generator) if weighted else torch.ones(60)
+    held = every_fifth(60) & held_out
     found = Ridge(features, held, weight if weighted else None).solve(target, start)
-    x, y, w = (tensor[~held].double().numpy() for tensor in (features, target, weight))
-    w_all = weight.double().numpy()
-    mean = (x * w[:, None]).sum(0) / w.sum()
-    everything = (features.double().numpy() - mean) * np.sqrt(w_all)[:, None]
-    deviation = np.sqrt((everything**2).sum(0) / w_all.sum())
-    for output in range(4):
-        # Unknowns: the change of each weight, and the bias, which is not shrunk.
-        rows = np.concatenate([x, np.ones((len(x), 1))], axis=1) * np.sqrt(w / w.sum())[:, None]
-        initial = start.weight_DE[output].double().numpy()
-        rest = (y[:, output] - x @ initial) * np.sqrt(w / w.sum())
-        shrunk = np.concatenate([np.diag(deviation) * np.sqrt(strength), np.zeros((6, 1))], axis=1)
-        solution, *_ = np.linalg.lstsq(np.concatenate([rows, shrunk]), np.concatenate([rest, np.zeros(6)]), rcond=None)
-        expected = (initial + solution[:6]) * deviation
-        np.testing.assert_allclose(found.weight_DE[output].double().numpy() * deviation, expected, rtol=2e-3, atol=2e-3)
-        predicted = features.double().numpy() @ (initial + solution[:6]) + solution[6]
-        np.testing.assert_allclose(found(features)[:, output].numpy(), predicted, rtol=2e-3, atol=5e-3)
+    x, y, first, w = (tensor.double().numpy() for tensor in (features, target, start.weight_DE.t(), weight))
+    expected = least_squares(x, y, first, held.numpy(), w)
+    np.testing.assert_allclose(found(features).numpy(), x @ expected[:-1] + expected[-1], rtol=0, atol=3e-3)
 
 
-def test_the_strength_is_chosen_on_held_out_rows() -> None:
-    """With as many inputs as rows a weak ridge fits noise: the chosen one predicts new rows better."""
-    features, target, start = data(60, 40, seed=2)
-    generator = torch.Generator().manual_seed(5)
-    noisy = target + 3 * torch.randn(target.shape, generator=generator)
+def test_without_a_bias_nothing_is_centered() -> None:
+    """The gradient of the definition is 0, for one of the strengths, with the mean squares in place of variances."""
+    features, target, start = data(60, 30)
     held = every_fifth(60)
-    chosen = Ridge(features, held).solve(noisy, start)
-
-    def held_error(linear: Linear) -> float:
-        return float(((linear(features) - noisy)[held] ** 2).mean())
-
-    alone = {}
-    for strength in ridge.STRENGTHS:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ridge, "STRENGTHS", (strength,))
-            alone[strength] = held_error(Ridge(features, held).solve(noisy, start))
-    assert held_error(chosen) == pytest.approx(min(alone.values()), rel=1e-4)
-    assert min(alone.values()) < 0.9 * alone[ridge.STRENGTHS[0]]
+    ridge = Ridge(features, held, with_bias=False)
+    found = ridge.solve(target, start)
+    assert not found.bias_D.any()
+    x, error = features.double(), (found(features) - target).double()
+    size = x.square().mean(dim=0).sqrt()
+    of_errors = error[~held].t() @ x[~held] / 48 / size
+    of_change = (found.weight_DE - start.weight_DE).double() * size
+    least = min(float((of_errors + strength * of_change).norm()) for strength in (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0))
+    assert least < 1e-4 * float((target[~held].double().t() @ x[~held] / 48 / size).norm())
+    target[3, 1] = torch.inf
+    with pytest.raises(CompensationError, match="targets"):
+        ridge.solve(target, start)
 
 
 def test_constant_inputs_keep_the_weights_of_the_start() -> None:
@@ -83,14 +87,6 @@ def test_fewer_rows_than_inputs() -> None:
     features, target, start = data(10, 30)
     found = Ridge(features, every_fifth(10)).solve(target, start)
     assert bool(torch.isfinite(found.weight_DE).all()) and bool(torch.isfinite(found.bias_D).all())
-
-
-def test_without_held_out_rows_the_ridge_is_cautious(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, target, start = data()
-    nothing = torch.zeros(200, dtype=torch.bool)
-    found = Ridge(features, nothing).solve(target, start)
-    monkeypatch.setattr(ridge, "STRENGTHS", (ridge.CAUTIOUS,))
-    torch.testing.assert_close(found.weight_DE, Ridge(features, nothing).solve(target, start).weight_DE)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -147,6 +143,10 @@ def test_an_affine_change_where_there_is_little_to_learn_from() -> None:
     away = torch.where(held[:, None], features - 1, features + 1)
     unchanged = affine_change(features, away, held)
     assert torch.equal(unchanged[0], torch.ones(4)) and not unchanged[1].any()
+    # They go on where the fitted rows stop: the whole way, and no further.
+    further = torch.where(held[:, None], features + 3, features + 1)
+    factor, shift = affine_change(features, further, held)
+    torch.testing.assert_close(factor * features + shift, features + 1, rtol=1e-4, atol=1e-4)
     # One row, and a constant channel, say nothing about the factor.
     features[:, 2] = 7
     factor, shift = affine_change(features, 3 * features + 4, everything_fits)

@@ -149,3 +149,5 @@ def test_losses_of_ranks_are_what_words_lose_in_the_fisher_metric(model: nn.Modu
     assert float(found[0]) == pytest.approx(float(((all_ND @ metric_DD) * all_ND).sum() / len(id_N) / 2))
     with pytest.raises(MomentsError, match="no tokens"):
         predicted_losses_of_ranks(model, [], sampled_loss(0), frequencies)
+    with pytest.raises(MomentsError, match="not finite"):
+        predicted_losses_of_ranks(model, BATCHES, lambda model, given: 1e200 * loss(model, given), frequencies)

@@ -7,9 +7,8 @@ from torch.nn import functional as F
 
 from search_spaces import GELU, Architecture
 from supernet.build import build
-from supernet.order import reconstruction
 from supernet.order.moments import Moments, MomentsError, block_moments, sampled_loss
-from supernet.order.reconstruction import forward_selection
+from supernet.order.reconstruction import forward_selection, forward_selection_of_heads
 from tests.tiny import BASE, batch, inputs, shaken
 
 
@@ -35,15 +34,17 @@ def remaining(moments: Moments, weight: Tensor, kept: list[int]) -> float:
     return float(torch.trace(lost.t() @ moments.metric_DD @ lost @ conditional)) / 2
 
 
-@pytest.mark.parametrize("panel", [1, 5, 64])
-def test_every_step_takes_the_channel_that_leaves_least(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconstruction, "_PANEL", panel)
-    moments, weight = random_moments()
-    kept: list[int] = []
-    for channel in forward_selection(moments, weight).tolist():
-        others = [other for other in range(12) if other not in kept]
-        assert channel == min(others, key=lambda other: remaining(moments, weight, [*kept, other]))
-        kept.append(channel)
+@pytest.mark.parametrize("inner", [12, 140])
+def test_every_step_takes_the_channel_that_leaves_least(inner: int) -> None:
+    """Of 140 channels, the covariance is updated twice."""
+    moments, weight = random_moments(inner)
+    order = forward_selection(moments, weight).tolist()
+    assert sorted(order) == list(range(inner))
+    for count in range(inner) if inner == 12 else (1, 63, 64, 65, 127, 128, 129):
+        errors = {
+            channel: remaining(moments, weight, [*order[:count], channel]) for channel in [*order[count:], order[-1]]
+        }
+        assert errors[order[count]] <= min(errors.values()) * (1 + 1e-6)
 
 
 def test_channels_without_news_come_last() -> None:
@@ -111,6 +112,28 @@ def test_predictions_that_depend_on_nothing_are_refused() -> None:
         MomentsError, match=r"layer 0, block 0: the predictions do not depend .*train the supernet longer"
     ):
         block_moments(model, [batch()], sampled_loss(0))
+
+
+def test_sums_that_overflow_are_refused() -> None:
+    """Of finite gradients, and of finite channels whose products are not."""
+    model = shaken(build(Architecture.uniform(BASE, GELU, 1), num_labels=3)).eval()
+    loss = sampled_loss(0)
+    with pytest.raises(MomentsError, match="layer 0, block 0: activations or gradients are not finite"):
+        block_moments(model, [batch()], lambda model, given: 1e30 * loss(model, given))
+    block = model.bert.encoder.layer[0].ffn[0]
+    with torch.no_grad():
+        block.expand.weight[0] *= 1e30
+        block.project.weight[:, 0] = 0
+    with pytest.raises(MomentsError, match="layer 0, block 0: activations or gradients are not finite"):
+        block_moments(model, [batch()], loss)
+
+
+def test_of_equal_channels_the_first_comes_first() -> None:
+    """With nothing to tell channels apart they keep their order, across panels, too."""
+    for inner in (12, 130):
+        equal = Moments(100, torch.zeros(inner).double(), torch.eye(inner).double(), torch.eye(3).double())
+        assert forward_selection(equal, torch.ones(3, inner)).tolist() == list(range(inner))
+        assert forward_selection_of_heads(equal, torch.ones(3, inner), inner // 2).tolist() == list(range(inner // 2))
 
 
 def test_moments_of_channels_far_from_zero() -> None:
