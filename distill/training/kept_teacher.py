@@ -11,8 +11,12 @@ from distill.training.evaluation import EvalSet
 from distill.training.teacher import TeacherError, load_config
 from foundation.errors import warn_once
 
-# So many rows are looked at, fewer than so few may all be of hard ones, and so many standard errors are no coincidence.
-ROWS, FEW, SURE = 1000, 50, 3.5
+# The number of rows that are looked at.
+ROWS = 1000
+# With fewer rows, a teacher that always predicts one class is no reason for a warning.
+FEW = 50
+# A difference of so many standard errors is no coincidence.
+SURE = 3.5
 
 
 def check_kept(source: str, model: PreTrainedModel, eval_set: EvalSet, accelerator: Accelerator) -> None:
@@ -36,6 +40,8 @@ def check_kept(source: str, model: PreTrainedModel, eval_set: EvalSet, accelerat
         raise TeacherError(
             f"the model {source!r} was trained for {kind}; the task is {task.task_type}: fine-tune it on the task first"
         )
+    if task.type.pool is not None:
+        return  # whose labels are its own vectors
     assert task.type.references is not None
     predictions = eval_set.predictions(model, accelerator, ROWS)
     references = task.type.references(eval_set.split)[: len(predictions)]
@@ -44,6 +50,8 @@ def check_kept(source: str, model: PreTrainedModel, eval_set: EvalSet, accelerat
     elif task.type.distributions is None and len(predictions) > 1:
         with np.errstate(invalid="ignore", divide="ignore"):
             correlation = float(np.corrcoef(np.asarray(predictions, float), np.asarray(references, float))[0, 1])
+        if math.isnan(correlation):
+            warn_once(f"the teacher {source!r} predicts the same number for every row: is it fine-tuned on this task?")
         if correlation < -SURE / math.sqrt(len(predictions)):
             raise TeacherError(
                 f"the numbers of the model {source!r} have the correlation {correlation:.2f} with the labels: it was "
@@ -52,6 +60,7 @@ def check_kept(source: str, model: PreTrainedModel, eval_set: EvalSet, accelerat
 
 
 def _check_classes(source: str, labels: tuple[str, ...], predicted: np.ndarray, expected: np.ndarray) -> None:
+    """`check_kept` of a classifier with these labels, from its predicted classes and those of the rows (N,)."""
     known = predicted >= 0
     predicted, expected, count = predicted[known], expected[known], max(1, int(known.sum()))
     confusion_CC = np.zeros((len(labels), len(labels)))

@@ -71,11 +71,13 @@ def pooling_of(source: str) -> dict[str, Any]:
             f"{folder / MODULES}: the modules are {', '.join(kinds)}; Transformer and Pooling are needed"
         )
     described = read_json(folder / modules[1]["path"] / "config.json")
+    if not isinstance(described, dict):
+        raise SentencesError(f"{folder / modules[1]['path'] / 'config.json'}: must be an object")
     mode = described.get("pooling_mode") or [name for name, flag in FLAGS.items() if described.get(flag)]
     mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
     if mode not in MODES:
         raise SentencesError(f"the model {source!r}: pooling {shortened(mode)} is not one of {', '.join(MODES)}")
-    return {"mode": mode, "normalize": "Normalize" in kinds}
+    return {"mode": mode, "normalize": kinds[2:3] == ["Normalize"]}
 
 
 def prompts_of(source: str) -> tuple[str, str]:
@@ -92,32 +94,35 @@ def compares_by_products(source: str) -> bool:
     return file.is_file() and read_json(file).get("similarity_fn_name") in ("dot", "dot_score")
 
 
-def copy_modules(source: str, out: Path, longest: int) -> None:
+def copy_modules(source: str, out: Path) -> None:
     """Make a folder with an encoder a SentenceTransformer with the modules and prompts of another one.
 
     Args:
         source: the folder or name of a SentenceTransformer.
-        longest: the number of tokens to which sentences are cut, if the source does not say it.
     """
     folder = files_of(source)
     modules = _modules(folder)
     for number, module in enumerate(modules):
-        kind, path = _kind(module), module["path"] if number else ""
-        if module["type"].startswith("sentence_transformers."):
-            module |= {"type": f"sentence_transformers.models.{kind}"}
-        module["path"] = path
+        kind, path = ("Transformer", "") if number == 0 else (_kind(module), module["path"])
+        module |= {"type": f"sentence_transformers.models.{kind}", "path": path}
         if path:
             (out / path).mkdir(parents=True, exist_ok=True)
-            for file in (folder / path).glob("*") if (folder / path).is_dir() else ():
+            for file in filter(Path.is_file, (folder / path).glob("*")):
                 shutil.copyfile(file, out / path / file.name)
-            if (settings := out / path / "config.json").is_file():
-                _write(settings, _older(kind, read_json(settings)))
+            if (file := out / path / "config.json").is_file():
+                _write(file, _older(kind, read_json(file)))
     _write(out / MODULES, modules)
-    stored = read_json(folder / TRANSFORMER) if (folder / TRANSFORMER).is_file() else {}
-    length = stored.get("max_seq_length") or longest
-    _write(out / TRANSFORMER, {"max_seq_length": length, "do_lower_case": stored.get("do_lower_case", False)})
+    stored = _stored(folder / TRANSFORMER)
+    # Newer versions of sentence-transformers keep the length with the tokenizer.
+    length = stored.get("max_seq_length") or _stored(folder / "tokenizer_config.json").get("model_max_length")
+    settings = {"max_seq_length": length, "do_lower_case": stored.get("do_lower_case", False)}
+    _write(out / TRANSFORMER, {name: value for name, value in settings.items() if value is not None})
     if (folder / PROMPTS).is_file():
         shutil.copyfile(folder / PROMPTS, out / PROMPTS)
+
+
+def _stored(file: Path) -> dict[str, Any]:
+    return dict(read_json(file)) if file.is_file() else {}
 
 
 def _older(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,8 +130,10 @@ def _older(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     result = {name: value for name, value in settings.items() if name not in NEW_SETTINGS}
     if kind == "Pooling" and "pooling_mode" in result:
         mode = result.pop("pooling_mode")
-        result["word_embedding_dimension"] = result.pop("embedding_dimension")
-        result |= {flag: name in (mode, *mode) for name, flag in FLAGS.items()}
+        if "embedding_dimension" in result:
+            result["word_embedding_dimension"] = result.pop("embedding_dimension")
+        modes = [mode] if isinstance(mode, str) else mode
+        result |= {flag: name in modes for name, flag in FLAGS.items()}
     return result
 
 
@@ -137,6 +144,11 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
         for module in modules
     ):
         raise SentencesError(f"{folder / MODULES}: must be a list of modules with type and path")
+    for module in modules[1:]:
+        if not module["type"].startswith("sentence_transformers."):
+            raise SentencesError(f"{folder / MODULES}: {module['type']!r} is no module of sentence-transformers")
+        if module["path"] != Path(module["path"]).name:
+            raise SentencesError(f"{folder / MODULES}: {module['path']!r} is not the name of a folder in it")
     return modules
 
 

@@ -146,15 +146,13 @@ def _without_labels(options: argparse.Namespace) -> int:
     if options.embeddings is None:
         labels, classes = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
         rows = [row | {"label": label} for row, label in zip(rows, labels, strict=True)]
-    else:
-        rows = [{"sentence": text} for text in dict.fromkeys(texts)]  # a text is not trained on and measured on
     with scratch_folder() as folder:
         options.train, options.dev = write_rows(folder, rows)
         options.unlabeled = None
         config = config_of(options)
         own = {OWN: config.rows[OWN].model_copy(update={"labels": classes})}
         status = _compress(options, config.model_copy(update={"rows": own}))
-    # It names the rows, which are gone.
+    # It names the files of the rows, which are gone.
     (options.out / "config.toml").unlink(missing_ok=True)
     return status
 

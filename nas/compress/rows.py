@@ -14,7 +14,7 @@ BATCH = 64
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file that are not empty.
+    """The different lines of a text file that are not empty.
 
     Raises:
         RowsError: it cannot be read, or has fewer than `HELD_OUT` of them.
@@ -23,8 +23,9 @@ def read_lines(path: Path) -> list[str]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise RowsError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
-    if len(texts := [line for line in lines if line]) < HELD_OUT:
-        raise RowsError(f"{path}: {len(texts)} lines of text are too few; at least {HELD_OUT} are needed")
+    texts = list(dict.fromkeys(filter(None, lines)))  # no text is both trained on and measured on
+    if len(texts) < HELD_OUT:
+        raise RowsError(f"{path}: {len(texts)} different lines of text are too few; at least {HELD_OUT} are needed")
     return texts
 
 

@@ -107,7 +107,7 @@ def _write(
         progress.say(f"as an ordinary {export.form} model: {cost_of_form}")
     save_pretrained(folder, model, checkpoint.tokenizer)
     if checkpoint.type.pool is not None:
-        copy_modules(str(checkpoint.folder), folder, checkpoint.tokenizer.model_max_length)
+        copy_modules(str(checkpoint.folder), folder)
     for name in (ARCHITECTURE, CONFIG, METRICS):
         if (checkpoint.folder / name).exists():
             shutil.copyfile(checkpoint.folder / name, folder / name)

@@ -156,7 +156,7 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
     def write(folder: Path) -> None:
         save_pretrained(folder, models[STUDENT], evaluator.tokenizer)
         if evaluator.task.type.pool is not None:
-            copy_modules(locate(final.config.teacher), folder, final.config.max_length)
+            copy_modules(locate(final.config.teacher), folder)
         architecture.save(folder / ARCHITECTURE_FILE)
         write_text(folder / "config.toml", final.config.to_toml())
         write_metrics(folder, metrics)

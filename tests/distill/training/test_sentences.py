@@ -15,26 +15,28 @@ from tests import requirements
 from tests.nas.tiny_study import TinyStudy
 from tests.sentences import PROMPTS, save_sentence_encoder
 
+MODULE = {"type": "sentence_transformers.models.Transformer", "path": ""}
+POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
 SENTENCES = ["Badofi kule moni.", "Paru ba do fi se se."]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_copy_is_the_same_encoder(mode: str, shared_study: TinyStudy, tmp_path: Path) -> None:
     made = save_sentence_encoder(shared_study, tmp_path / "given", mode, dense=5)
-    assert pooling_of(str(tmp_path / "given")) == {"mode": mode, "normalize": True}
+    assert pooling_of(str(tmp_path / "given")) == {"mode": mode, "normalize": False}, "only after the Dense layer"
     assert prompts_of(str(tmp_path / "given")) == tuple(PROMPTS.values())
     assert not compares_by_products(str(tmp_path / "given"))
     out = tmp_path / "copy"
     AutoModel.from_pretrained(tmp_path / "given").save_pretrained(out)
     AutoTokenizer.from_pretrained(tmp_path / "given").save_pretrained(out)
-    copy_modules(str(tmp_path / "given"), out, 24)
+    copy_modules(str(tmp_path / "given"), out)
     types = [module["type"] for module in json.loads((out / "modules.json").read_text())]
     kinds = ("Transformer", "Pooling", "Dense", "Normalize")
     assert types == [f"sentence_transformers.models.{kind}" for kind in kinds]
     old = {"in_features", "out_features", "bias", "activation_function"}
     assert json.loads((out / "2_Dense" / "config.json").read_text()).keys() == old
     assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == 24
-    assert pooling_of(str(out)) == {"mode": mode, "normalize": True}
+    assert pooling_of(str(out)) == {"mode": mode, "normalize": False}
     from sentence_transformers import SentenceTransformer
 
     loaded = SentenceTransformer(str(out), device="cpu")
@@ -54,6 +56,9 @@ def test_the_teacher_of_the_demo() -> None:
         ("modules.json", None, "is no sentence encoder: it has no modules.json"),
         ("modules.json", {}, "modules.json: must be a list of modules with type and path"),
         ("modules.json", [{"type": "x.Transformer", "path": ""}], "the modules are Transformer; "),
+        ("modules.json", [MODULE, {"type": "own.Pooling", "path": "1_Pooling"}], "'own.Pooling' is no module of"),
+        ("modules.json", [MODULE, POOLING | {"path": "../1_Pooling"}], "is not the name of a folder in it"),
+        ("1_Pooling/config.json", [], "config.json: must be an object"),
         ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pooling 'lasttoken' is not one of mean, cls"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "is not one of mean, cls"),
     ],

@@ -146,7 +146,7 @@ def test_texts_without_labels(tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("\n".join(f"line {number}\n" for number in range(12)))
     assert read_lines(tmp_path / "texts") == [f"line {number}" for number in range(12)]
     (tmp_path / "few").write_text("one\ntwo\n")
-    with pytest.raises(RowsError, match="few: 2 lines of text are too few; at least 10 are needed"):
+    with pytest.raises(RowsError, match="few: 2 different lines of text are too few; at least 10 are needed"):
         read_lines(tmp_path / "few")
     with pytest.raises(RowsError, match="none: No such file or directory"):
         read_lines(tmp_path / "none")
