@@ -1,4 +1,4 @@
-"""Search a student on rows of your own, train the winner, and classify a message with it.
+"""Search for a student on rows of your own, train the winner, and classify a message with it.
 
     python examples/search_own_rows.py [--out FOLDER]
 

@@ -72,7 +72,7 @@ def params(architecture: Architecture, num_labels: int = 3, head: HeadCost = CLA
 def params_active(architecture: Architecture, num_labels: int = 3, head: HeadCost = CLASSIFIER) -> int:
     """The number of parameters used for one token: all except those of experts to which it is not routed."""
     idle = _idle_params(architecture)
-    if head.pooled:
+    if head.may_have_experts:
         idle_experts = architecture.head.experts - 1
         idle += idle_experts * _prediction_layer(architecture.base, head.of(num_labels))
     return params(architecture, num_labels, head) - idle
@@ -146,6 +146,8 @@ def head_params(base: Base, part: PredictionHead, num_labels: int = 3, head: Hea
     if not head.pooled:
         return _linear(base.width, outputs) + base.dense_heads * _linear(base.width, base.width)
     pooler = _linear(base.width, base.width)
+    if not outputs:
+        return pooler
     if part.experts == 1:
         return pooler + _linear(base.width, outputs)
     return pooler + part.experts * _prediction_layer(base, outputs) + _gate(base.width, part.experts)
@@ -238,7 +240,8 @@ def head_macs(
         return tokens * inner * (base.width * base.dense_word_head + base.vocabulary)
     if not head.pooled:
         return tokens * base.width * (outputs + base.dense_heads * base.width)
-    routed = base.width**2 + _gate(base.width, part.experts) if part.experts > 1 else 0
+    several = part.experts > 1 and head.may_have_experts
+    routed = base.width**2 + _gate(base.width, part.experts) if several else 0
     return (tokens if base.late_pooling else 1) * (base.width**2 + routed + base.width * outputs)
 
 

@@ -27,7 +27,7 @@ def embeddings(
     L_vector is the mean of |s - t|^2 over the sentences of a batch, over the mean of |t|^2, where s and t, (B, D), are
     the vectors of student and teacher. For vectors of length 1 it is 2 (1 - cos(s, t)). L_similarity is the mean over
     sentences of KL(softmax(t t' / T) || softmax(s s' / T)), in which t' and s' are the vectors of the other sentences
-    of the batch, all with length 1. L_hidden is the sum over layers of the mean square error of the hidden states, as
+    of the batch, all with length 1. L_hidden is the sum over layers of the mean squared error of the hidden states, as
     in `efficientbert`.
 
     Args:

@@ -97,7 +97,7 @@ def _number(name: str) -> Decimal | None:
         value = Decimal(name)
     except InvalidOperation:
         return None
-    return value if value.is_finite() else None
+    return value if value.is_finite() and "_" not in name else None
 
 
 def _folded(name: str) -> str:

@@ -34,7 +34,7 @@ def notes(tokenizer: Any, train: AnySplit, dev: AnySplit, max_length: int, segme
     tokens = np.concatenate(ids)
     if tokenizer.unk_token_id is not None and (share := float((tokens == tokenizer.unk_token_id).mean())) > UNKNOWN:
         result.append(f"{share:.1%} of the tokens of the training rows are unknown to the tokenizer")
-    if segments == 1 and max(map(max, types)) > 0:
+    if segments == 1 and any(map(any, types)):
         result.append("the rows are pairs, and the model has one segment: it does not tell first from second texts")
     return result
 

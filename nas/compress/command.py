@@ -55,7 +55,7 @@ def parser() -> Parser:
     budget.add_argument("--runtime", metavar="torch|onnx|onnx-int8", help=runtime)
     budget.add_argument("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
     training = result.add_argument_group("training")
-    steps = "training steps of the student; 0: only the least-squares refit (default: 250)"
+    steps = "training steps of the student; 0: only the least-squares refit (default: 250; with --embeddings 1,500)"
     training.add_argument("--steps", type=int, metavar="N", help=steps)
     first = "first fine-tune the teacher on the rows for this many steps (default: 0)"
     training.add_argument("--finetune-teacher", type=int, metavar="STEPS", help=first)

@@ -27,7 +27,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.spaces import SpaceError
 from supernet.compensation.ridge import CompensationError
 
-# The largest number of counts of heads that a layer chooses from, apart from no heads.
+# A layer chooses from at most this many numbers of heads above 0.
 HEAD_COUNTS = 12
 # The expansions of the preset end at 1/2. Layers need more only if more than a third of the latency is left; predicting
 # their losses takes several times as long.
@@ -89,7 +89,7 @@ def fitted(config: StudyConfig) -> StudyConfig:
 
 def measured_on_rows(config: StudyConfig, workspace: Workspace) -> StudyConfig:
     """The configuration whose latencies are those of a sentence of the median length of the dev rows, on which the
-    student is compared with the teacher, unless it has a length.
+    student is compared with the teacher, unless `deployment.tokens` gives one.
     """
     tokens = config.deployment.tokens or int(np.median(workspace.folders.rows("dev").lengths))
     return config.model_copy(update={"deployment": config.deployment.model_copy(update={"tokens": tokens})})

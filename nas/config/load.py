@@ -27,7 +27,7 @@ def presets() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
-# A table has one of these two keys. A file that extends a preset may replace the one by the other.
+# If a file that extends a preset gives one of these keys, the preset's other one is dropped.
 ALTERNATIVES = {"steps": "epochs", "epochs": "steps"}
 
 

@@ -54,8 +54,7 @@ class BaseTable(Table):
 
     Attributes:
         depth, heads: the numbers of layers and of attention heads.
-        width: of the hidden states.
-        inner: the inner width of the FFNs at expansion 1.
+        width, inner: the width of the hidden states, and the inner width of the FFNs at expansion 1.
         embedding: the width of a factorized embedding: of trigrams, as in MobileBERT, for students of BERT, and of
             words for students of ELECTRA and ALBERT; None: an ordinary embedding.
     """

@@ -76,7 +76,7 @@ def prepare(
     texts: tuple[str, ...] = TEXTS,
     activations: tuple[str, ...] = ACTIVATIONS,
 ) -> Workspace:
-    """Prepare the data, the fine-tuned teacher and the supernet of a study, and what its candidates need of both: the
+    """Prepare the data, the fine-tuned teacher and the supernet of a study, and what its candidates need of them: the
     calibration, the predicted losses and the teacher's outputs.
 
     Args:

@@ -103,7 +103,7 @@ def pick(
         limits: a cost -> its maximum, such as "8M" or "12ms", or None.
 
     Raises:
-        ConfigError: no candidate is what is asked for, or a number is given with other wishes.
+        ConfigError: no candidate is what is asked for, or a number is given with other limits.
     """
     given = {name: maximum for name, maximum in (limits or {}).items() if maximum is not None}
     others = [*(f"max-{name}" for name in given), *(["keep"] if keep is not None else [])]

@@ -101,7 +101,10 @@ def output_metrics(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss)
 
 
 def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
-    """This metric; None if there were no tokens.
+    """The metric of this linear layer.
+
+    Args:
+        metric_DD: None if there were no tokens.
 
     Raises:
         MomentsError: as for `block_moments`.
@@ -121,7 +124,7 @@ def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
 def _moments(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, maps: Mapping[str, nn.Linear]
 ) -> Iterator[Moments]:
-    """The moments of linear layers, in the order of these.
+    """The moments of linear layers, in the order of `maps`.
 
     Args:
         maps: the linear layer at each place, which error messages name.

@@ -50,8 +50,8 @@ def whole(tmp_path: Path) -> Path:
     bert(labels=2).save_pretrained(folder / "checkpoint")
     save_tokenizer(folder / "checkpoint")
     (folder / "rows" / "CoLA").mkdir(parents=True)
-    for name, rows in {"train": 12, "dev": 6}.items():
-        lines = [f"x\t{row % 2}\t\tw{1 + row} w{2 + row % 5}" for row in range(rows)]
+    for name, rows, last in (("train", 12, ""), ("dev", 6, " w1")):
+        lines = [f"x\t{row % 2}\t\tw{1 + row} w{2 + row % 5}{last}" for row in range(rows)]
         (folder / "rows" / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
     return folder
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from distill.tasks.metrics import OUTSIDE, place_and_type
+from distill.tasks.entities import OUTSIDE, place_and_type
 from distill.tasks.readers import hub
 from distill.tasks.readers.columns import column_problem
 from distill.tasks.readers.texts import read_lines

@@ -80,10 +80,11 @@ def task_type_of_class(name: str, config: Any) -> TaskType | None:
 
 
 def predicts_numbers(config: Any) -> bool:
-    """Whether models with this Hugging Face configuration predict numbers, as its `problem_type` says."""
-    return any(
-        known.distributions is None for known in TASK_TYPES.values() if known.problem_type == config.problem_type
-    )
+    """Whether models with this Hugging Face configuration predict numbers, as its `problem_type` says, or vectors."""
+    if getattr(config, embeddings.POOLING, None) is not None:
+        return True
+    types = [known for known in TASK_TYPES.values() if known.pool is None]
+    return any(known.distributions is None for known in types if known.problem_type == config.problem_type)
 
 
 def encode(

@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification
 
 from distill.tasks.encoding import CHUNK, IGNORED, Encoded, flat_rows, joined_rows
-from distill.tasks.metrics import ENTITY_F1, OUTSIDE, WORD_ACCURACY
+from distill.tasks.entities import OUTSIDE
+from distill.tasks.metrics import ENTITY_F1, WORD_ACCURACY
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.types.base import Batch, TaskType, cross_entropy
 from distill.tasks.types.classification import outside

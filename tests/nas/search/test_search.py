@@ -237,8 +237,8 @@ def test_folders_in_the_way(
     before = trials_of(searched)
     assert "already has stage 1: continue it with --resume" in refused(there, capsys)
     assert "unknown task 'libary'" in refused([*there, "--tasks", "libary"], capsys)
-    other = refused([*there, "--trials", "9", "--resume"], capsys)
-    assert "was created with another configuration (stage1.trials is 6 there and 9 here)" in other
+    other = refused([*there, "--seed", "9", "--resume"], capsys)
+    assert "was created with another configuration (seed is 0 there and 9 here)" in other
     other = refused([*there, "--runtime", "onnx", "--resume"], capsys)
     assert "another configuration (deployment.runtime is 'torch' there and 'onnx' here)" in other
     assert trials_of(searched) == before

@@ -56,7 +56,7 @@ def test_parameters(kind: str) -> None:
         with torch.device("meta"):
             model = build(architecture, TASK_TYPES[kind], outputs(kind))
         assert cost.params(architecture, CLASSES, TASK_TYPES[kind].head) == size(model), architecture
-        assert cost.params_encoder(architecture) == size(model.bert.embeddings) + size(model.bert.encoder)
+        assert cost.params_encoder(architecture) == size(model.base_model.embeddings) + size(model.base_model.encoder)
 
 
 @pytest.mark.parametrize("kind", TASK_TYPES)

@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from distill.tasks.metrics import entities_of
+from distill.tasks.entities import entities_of
 from distill.tasks.readers import load_task
 from distill.tasks.readers.conll import HUB, from_columns, load, read, tags_of
 from distill.tasks.readers.hub import columns
