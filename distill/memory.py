@@ -1,7 +1,7 @@
 """Models and rows that are in memory, as folders and files for the commands."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,10 @@ def write_splits(folder: Path, train: Any, dev: Any, columns: Sequence[str]) -> 
     Raises:
         RowsError: they are no rows, there are none or too few, or a row lacks a column.
     """
-    splits = {"train": rows_of(train), "dev": None if dev is None else rows_of(dev)}
+    splits = {
+        name: None if data is None and name == "dev" else rows_of(data, name, columns)
+        for name, data in (("train", train), ("dev", dev))
+    }
     for name, rows in splits.items():
         if rows is not None and not rows:
             raise RowsError(f"{name}: there are no rows")
@@ -79,7 +82,10 @@ def write_splits(folder: Path, train: Any, dev: Any, columns: Sequence[str]) -> 
     if dev is None and len(splits["train"] or ()) < 2 * HELD_OUT:
         few = len(splits["train"] or ())
         raise RowsError(f"train: {few} rows are too few to hold every tenth out; give dev, too")
-    return write_rows(folder, splits["train"] or (), splits["dev"])
+    given = {
+        name: rows and [{column: row[column] for column in columns} for row in rows] for name, rows in splits.items()
+    }
+    return write_rows(folder, given["train"] or (), given["dev"])
 
 
 def naming_memory(folder: Path) -> AbstractContextManager[None]:
@@ -90,29 +96,37 @@ def naming_memory(folder: Path) -> AbstractContextManager[None]:
     return naming_arguments(files | {str(folder / name): name for name in ("teacher", "student")})
 
 
-def rows_of(data: Any) -> list[dict[str, Any]]:
-    """The rows of a `datasets.Dataset`, with the names of its classes, of a pandas data frame, or of any iterable of
-    mappings.
+def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str, Any]]:
+    """The rows of a `datasets.Dataset`, of a pandas data frame, or of any iterable of mappings.
+
+    Args:
+        argument: what messages call the data.
+        columns: those in which the classes of a `Dataset` get their names.
 
     Raises:
-        RowsError: it is none of these.
+        RowsError: it is none of these, or a row of a `Dataset` has no class.
     """
+    if isinstance(data, Mapping):
+        splits = ", ".join(map(repr, data))
+        raise RowsError(f"{argument}: is a dictionary of {splits}: give one of its splits, such as data['train']")
     if isinstance(data, pandas.DataFrame):
-        return list(data.to_dict("records"))
+        data = data.to_dict("records")
     names = {
         column: feature.names
         for column, feature in (getattr(data, "features", None) or {}).items()
-        if hasattr(feature, "names")
+        if hasattr(feature, "names") and column in columns
     }
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
-        raise RowsError(f"rows must be a Dataset, a data frame or a list of dictionaries, not {type(data).__name__}")
+        kind = type(data).__name__
+        raise RowsError(f"{argument}: must be a Dataset, a data frame or a list of dictionaries, not {kind}")
     rows: list[dict[str, Any]] = []
     for row in data:
         if not isinstance(row, Mapping):
-            raise RowsError(f"row {len(rows)} must be a dictionary, not {type(row).__name__}")
+            raise RowsError(f"{argument}: row {len(rows)} must be a dictionary, not {type(row).__name__}")
         for column in names.keys() & row.keys():
             if row[column] not in range(len(names[column])):
-                raise RowsError(f"row {len(rows)} has no label in the column {column!r}, but {row[column]!r}")
+                value = row[column]
+                raise RowsError(f"{argument}: row {len(rows)} has no label in the column {column!r}, but {value!r}")
         rows.append({column: names[column][value] if column in names else value for column, value in row.items()})
     return rows
 

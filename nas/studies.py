@@ -24,7 +24,7 @@ from nas.search import pipeline
 from nas.search.options import STAGES, check_arguments
 from nas.search.progress import Progress
 from nas.search.run import SearchRun
-from nas.study.attributes import ARCHITECTURE, COSTS, WITHIN_BUDGET, attribute
+from nas.study.attributes import ARCHITECTURE, WITHIN_BUDGET, attribute
 from nas.study.description import formula
 from nas.study.folder import Folder
 from nas.workers.cluster import Cluster, usual_workers
@@ -92,24 +92,16 @@ class Study(study.Study):
         Raises:
             ConfigError: the trials do not have this cost.
         """
-        wanted, scored = cost or self._cost(), self.last.within_budget
+        wanted, scored = cost or choice.cost_of(self, self.last), self.last.within_budget
         if scored and not any(wanted in one.costs for one in scored):
             known = ", ".join(scored[0].costs)
             raise ConfigError(f"cost: the trials of {self.folder.path} have no {wanted}; they have {known}")
         return [point.candidate for point in self.last.front(wanted)]
 
-    def _cost(self) -> str:
-        if len(self.last.goals) > 1:
-            return self.last.goals[1]
-        if self.config.keep is not None:
-            return self.config.keep.cost
-        limited = (name for name in reversed(COSTS) if getattr(self.config.space, f"max_{name}") is not None)
-        return next(limited, "params")
-
     def trials_dataframe(self) -> "pandas.DataFrame":
         """The trials of all stages: a row for each, with its scores, costs and parameters.
 
-        `value` is what the stage compares candidates by and `score` the task's metric; `confirmed` is the mean score
+        `value` is what the stage compares candidates by and `metric` the task's metric; `confirmed` is the mean metric
         after training with fresh seeds; latencies are in microseconds, sizes in bytes.
         """
         import pandas
@@ -117,10 +109,10 @@ class Study(study.Study):
         return pandas.DataFrame([self._row(stage, one) for stage in self.stages for one in stage.candidates])
 
     def _row(self, stage: Stage, candidate: Candidate) -> dict[str, Any]:
-        """A trial as a row of `trials_dataframe`; missing values are None."""
+        """A trial as a row of `trials_dataframe`; missing values are None or NaN."""
         value, error = candidate.result
         confirmed, attributes = self.confirmed_scores(candidate), candidate.trial.user_attrs
-        described = attribute(candidate.trial, ARCHITECTURE) is not None  # not before it was asked for
+        described = attribute(candidate.trial, ARCHITECTURE) is not None  # a waiting trial has none yet
         return {
             "stage": stage.name,
             "trial": candidate.number,
@@ -129,7 +121,7 @@ class Study(study.Study):
             "reason": candidate.reason,
             "value": value,
             "standard_error": error,
-            "score": stage.metric(candidate) if candidate.state == COMPLETE else None,
+            "metric": stage.metric(candidate) if candidate.state == COMPLETE else None,
             "confirmed": sum(confirmed) / len(confirmed) if confirmed else None,
             **{name: attributes.get(name) for name in ("params", "params_active", "macs", "latency", "size")},
             "within_budget": attributes.get(WITHIN_BUDGET),

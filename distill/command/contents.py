@@ -19,11 +19,11 @@ def contents(files: Iterable[str | Path], models: Iterable[str] = ()) -> dict[st
     for path in map(Path, files):
         parts = [path] if path.is_file() else sorted(path.rglob("*.txt"))
         if parts:
-            hashes[str(path)] = fingerprint([part.name for part in parts], *parts)
+            hashes[str(path.resolve())] = fingerprint([part.name for part in parts], *parts)
     for folder in map(Path, models):
         parts = sorted(part for part in folder.glob("*") if part.suffix in OF_MODELS and part.is_file())
         if folder.is_dir() and parts:
-            hashes[str(folder)] = fingerprint([part.name for part in parts], *parts)
+            hashes[str(folder.resolve())] = fingerprint([part.name for part in parts], *parts)
     return hashes
 
 

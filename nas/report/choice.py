@@ -131,8 +131,7 @@ def choose(study: Study, stage: Stage, keep: str | float | None, limits: Mapping
             fraction = float(proportion(keep))
         except ValueError as error:
             raise ConfigError(f"--keep: {error}") from None
-        goal = study.config.keep
-        cost = stage.goals[1] if len(stage.goals) > 1 else goal.cost if goal else "params"
+        cost = cost_of(study, stage)
         chosen = cheapest_keeping(candidates, stage, fraction, cost)
         return chosen, f"the lowest {cost} of those that keep {fraction:.1%} of the teacher's score"
     best = max(candidates, key=lambda candidate: candidate.score)
@@ -144,6 +143,18 @@ def choose(study: Study, stage: Stage, keep: str | float | None, limits: Mapping
     if stage.best is not None and stage.leader is not None:
         return stage.leader, "the winner"
     return best, f"the best of {len(candidates)} so far"
+
+
+def cost_of(study: Study, stage: Stage) -> str:
+    """The cost that a stage's scores are weighed against: its second goal or, without one, what the configuration
+    limits.
+    """
+    if len(stage.goals) > 1:
+        return stage.goals[1]
+    if study.config.keep is not None:
+        return study.config.keep.cost
+    limited = (name for name in reversed(COSTS) if getattr(study.config.space, f"max_{name}") is not None)
+    return next(limited, "params")
 
 
 def limits_of(given: Mapping[str, str | int]) -> dict[str, float]:
@@ -210,7 +221,7 @@ def stage_of(study: Study, name: str | None) -> Stage:
     """
     stages = {stage.name: stage for stage in study.stages}
     if name is not None and name not in stages:
-        raise ConfigError(f"--stage: {study.folder.path} has the stages {', '.join(stages)}, not {name}")
+        raise ConfigError(f"--stage: {study.folder.path} has the stages {', '.join(map(repr, stages))}, not {name!r}")
     with_scores = [stage for stage in study.stages if stage.scored]
     if name is None and not with_scores:
         raise ConfigError(f"{study.folder.path} has no trial with a score yet")

@@ -166,7 +166,7 @@ def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "is not a study's folder" in refused(main, capsys, tmp_path)
     folder = folder_of(tmp_path, {}, ("score",))
     assert "has no trial with a score yet" in refused(main, capsys, folder)
-    assert "has the stages 1, not 2" in refused(main, capsys, folder, "--stage", "2")
+    assert "has the stages '1', not '2'" in refused(main, capsys, folder, "--stage", "2")
     assert "stage-1 has no trials yet" in refused(main, capsys, folder, "--stage", "1", "--trial", "0")
     study = ledger.open_study(Folder(folder).storage, "s/stage-1")
     for number in (0, 5):

@@ -42,7 +42,7 @@ def test_the_trials(study: Study, folder: Path) -> None:
         assert row.origin == trial.user_attrs["origin"]
         if row.state == "complete":
             assert (row.value, row.params) == (trial.values[0], trial.user_attrs["params"])
-            assert row.score == trial.user_attrs["score/word_order"] != row.value
+            assert row.metric == trial.user_attrs["score/word_order"] != row.value
         assert {name: row[name] for name in trial.params} == trial.params
     assert frame.confirmed.notna().sum() >= 2
     (entry,) = (model for model in results_of(study)["models"] if model["name"] == "winner of stage 1")
@@ -125,7 +125,7 @@ def test_a_study_that_has_not_ended(tmp_path: Path) -> None:
         ({"max_params": 1}, "^max_params: no trial has at most 1 parameters"),
         ({"max_latency": "12ms"}, "^max_latency: the trials of this study have no latency"),
         ({"keep": "many"}, "^keep: must be a fraction"),
-        ({"stage": "2"}, "^stage: .* has the stages 1, not 2"),
+        ({"stage": "2"}, "^stage: .* has the stages '1', not '2'"),
     ],
 )
 def test_mistakes_name_the_arguments(study: Study, arguments: dict[str, object], said: str) -> None:

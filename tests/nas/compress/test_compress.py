@@ -102,21 +102,27 @@ def test_models_that_cannot_be_compressed(model: Any, settings: dict[str, Any], 
         compress_model(model, rows(), **settings)
 
 
+COLUMNS = ("message", "topic")
+
+
 def test_kinds_of_rows() -> None:
     expected = rows(20)
-    assert rows_of(expected) == expected
-    assert rows_of(pandas.DataFrame(expected)) == expected
-    assert rows_of(Dataset.from_list(expected)) == expected
+    assert rows_of(expected, "train", COLUMNS) == expected
+    assert rows_of(pandas.DataFrame(expected), "train", COLUMNS) == expected
+    assert rows_of(Dataset.from_list(expected), "train", COLUMNS) == expected
     features = Features({"message": Value("string"), "topic": ClassLabel(names=["code", "numbers"])})
     numbered = [{**row, "topic": ["code", "numbers"].index(row["topic"])} for row in expected]
-    assert rows_of(Dataset.from_list(numbered, features=features)) == expected
+    assert rows_of(Dataset.from_list(numbered, features=features), "train", COLUMNS) == expected
     unlabeled = Dataset.from_list([{"message": "a", "topic": -1}], features=features)
-    with pytest.raises(RowsError, match="row 0 has no label in the column 'topic', but -1"):
-        rows_of(unlabeled)
-    with pytest.raises(RowsError, match="rows must be a Dataset, a data frame or a list of dictionaries, not int"):
-        rows_of(3)
-    with pytest.raises(RowsError, match="row 0 must be a dictionary, not str"):
-        rows_of(["a"])
+    with pytest.raises(RowsError, match="train: row 0 has no label in the column 'topic', but -1"):
+        rows_of(unlabeled, "train", COLUMNS)
+    with pytest.raises(RowsError, match="dev: must be a Dataset, a data frame or a list of dictionaries, not int"):
+        rows_of(3, "dev", COLUMNS)
+    with pytest.raises(RowsError, match="train: row 0 must be a dictionary, not str"):
+        rows_of(["a"], "train", COLUMNS)
+    with pytest.raises(RowsError, match="train: is a dictionary of 'train', 'test': give one of its splits"):
+        rows_of({"train": expected, "test": expected}, "train", COLUMNS)
+    assert rows_of(unlabeled, "train", ["message"])[0]["message"] == "a", "other columns need no classes"
 
 
 def test_rows_that_are_held_out(tmp_path: Path) -> None:
