@@ -54,6 +54,8 @@ def parser() -> Parser:
     runtime = "in what the student will run (default: torch)"
     budget.add_argument("--runtime", metavar="torch|onnx|onnx-int8", help=runtime)
     budget.add_argument("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
+    uniform = "keep heads and layers, and give all FFNs one width: an ordinary model after `nas.export --as`"
+    budget.add_argument("--uniform", action="store_true", help=uniform)
     training = result.add_argument_group("training")
     steps = "training steps of the student; 0: only the least-squares refit (default: 250; with --embeddings 1,500)"
     training.add_argument("--steps", type=int, metavar="N", help=steps)
@@ -174,7 +176,7 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
     make(options.out)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     with Progress(console, options.quiet) as progress:
-        run = CompressRun(config=config, out=options.out, device=options.device)
+        run = CompressRun(config=config, out=options.out, uniform=options.uniform, device=options.device)
         metrics = compress(run, progress.update, progress.result)
         if metrics is None:
             return DONE

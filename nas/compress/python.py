@@ -64,6 +64,7 @@ def compress_model(
     max_size: str | None = None,
     runtime: str = "torch",
     threads: int | None = None,
+    uniform: bool = False,
     steps: int = 250,
     finetune_teacher: int = 0,
     max_length: int = 128,
@@ -84,6 +85,7 @@ def compress_model(
             it is "1/3x".
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
+        uniform: whether all FFNs have one width, and heads and layers are kept.
         steps: training steps of the student; 0: it is only compensated.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         on_progress: called with the current piece of work and the fraction of it that is done.
@@ -111,7 +113,8 @@ def compress_model(
         }
         config = load_config(PRESET, settings)
         out = folder / "student"
-        if compress(CompressRun(config=config, out=out, device=device), on_progress, warnings.warn) is None:
+        run = CompressRun(config=config, out=out, uniform=uniform, device=device)
+        if compress(run, on_progress, warnings.warn) is None:
             raise CompressError("only the first of several processes has a result")
         return Compressed.load(out)
 

@@ -17,7 +17,7 @@ from nas.evaluation.untrained import UntrainedEvaluator
 from nas.final.run import FinalRun, train_final
 from nas.latency.limit import parse_latency
 from nas.planning.allocation import PredictedLosses, allocations
-from nas.planning.budget import base_model, globally_important, limits_of
+from nas.planning.budget import base_model, globally_important, largest_uniform, limits_of
 from nas.planning.finalists import ALLOCATED
 from nas.planning.stages import space_of
 from nas.preparation.phases import FINAL
@@ -41,10 +41,13 @@ class CompressRun:
     Attributes:
         config: that of the preset `compress`, with the teacher, the rows and the budget.
         out: the folder of the checkpoint.
+        uniform: whether all FFNs have the same width and all layers and heads are kept, so that the student is an
+            ordinary model of its type without padding (`python -m nas.export --as`).
     """
 
     config: StudyConfig
     out: Path
+    uniform: bool = False
     device: str = "auto"
 
 
@@ -59,7 +62,7 @@ def compress(run: CompressRun, on_progress: ProgressCallback, note: Callable[[st
         UserError: the configuration names what does not exist or cannot work, or nothing is within the budget.
     """
     run = replace(run, config=fitted(run.config))
-    architecture = best_allocation(run.config, run.device, on_progress, note)
+    architecture = best_allocation(run, on_progress, note)
     final = FinalRun(
         config=run.config,
         architecture=architecture,
@@ -95,18 +98,18 @@ def measured_on_rows(config: StudyConfig, workspace: Workspace) -> StudyConfig:
     return config.model_copy(update={"deployment": config.deployment.model_copy(update={"tokens": tokens})})
 
 
-def best_allocation(
-    config: StudyConfig, device: str, on_progress: ProgressCallback, note: Callable[[str], None]
-) -> Architecture:
+def best_allocation(run: CompressRun, on_progress: ProgressCallback, note: Callable[[str], None]) -> Architecture:
     """Of the MILP allocations and the global importance allocation, the one with the highest fidelity to the teacher
-    before training.
+    before training; or the uniform slice.
 
     Raises:
         UserError: as `compress`.
     """
+    config, device = run.config, run.device
     base, graph = base_of_study(config)
+    activations = () if run.uniform else (graph.activation,)
     texts = ("warmup", *FINAL)
-    workspace = prepare(config, device, on_progress, outputs=False, texts=texts, activations=(graph.activation,))
+    workspace = prepare(config, device, on_progress, outputs=False, texts=texts, activations=activations)
     limits = limits_of(measured_on_rows(config, workspace), workspace, device, on_progress)
     head = workspace.folders.task.type.head
     try:
@@ -114,6 +117,11 @@ def best_allocation(
         space = space_of(config, base, graph, workspace.num_labels, head, "3", start, limits)
     except SpaceError as error:
         raise ConfigError(str(error)) from None
+    if run.uniform:
+        uniform = largest_uniform(start, workspace.num_labels, space.max_params, limits, head)
+        if not space.within_budget(uniform):
+            raise ConfigError("no width of the FFNs is within the limits if heads and layers are kept: raise them")
+        return uniform
     assert workspace.compensation is not None  # the preset's inheritance
     losses = PredictedLosses.load(workspace.compensation.predictions, base, graph)
     on_progress("allocating heads, channels and layers", None)

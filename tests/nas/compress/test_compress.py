@@ -1,6 +1,7 @@
 """`python -m nas.compress` and `compress_model`."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from nas.compress.run import fitted
 from nas.config.schema import ConfigError
 from nas.report.drawing import svg
 from search_spaces import cost
+from search_spaces.architecture import Architecture
+from search_spaces.layer import Attention
 from tests.nas.tiny_study import TinyStudy, corpus
 from tests.tiny import bert
 
@@ -186,6 +189,21 @@ def test_mistakes(
 ) -> None:
     assert main([str(shared_study.teacher), "--out", str(tmp_path / "out"), "--max-length", "24", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_one_width_needs_no_padding(shared_study: TinyStudy) -> None:
+    columns = {"text": "message", "label": "topic", "max_length": 24, "steps": 0, "finetune_teacher": 20}
+    given: dict[str, Any] = columns | {"uniform": True, "device": "cpu"}
+    teacher = AutoModelForSequenceClassification.from_pretrained(shared_study.teacher)
+    limit = sum(parameter.numel() for parameter in teacher.parameters()) - 3_000
+    found = compress_model(str(shared_study.teacher), rows(), max_params=limit, **given).architecture
+    (ffn,) = set(found.ffns)
+    assert {layer.attention for layer in found.layers} == {Attention(found.base.heads)}
+    assert cost.params(found, 2) <= limit < cost.params(Architecture.uniform(found.base), 2)
+    wider = replace(ffn, expansion=ffn.expansion + Fraction(1, found.base.inner))
+    assert cost.params(found.with_ffns([wider] * found.base.depth), 2) > limit
+    with pytest.raises(ConfigError, match="no width of the FFNs is within the limits if heads and layers are kept"):
+        compress_model(str(shared_study.teacher), rows(), max_params=7_000, **given)
 
 
 def test_nothing_within_the_budget(shared_study: TinyStudy) -> None:
