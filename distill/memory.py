@@ -88,12 +88,12 @@ def write_splits(folder: Path, train: Any, dev: Any, columns: Sequence[str]) -> 
     return write_rows(folder, given["train"] or (), given["dev"])
 
 
-def naming_memory(folder: Path) -> AbstractContextManager[None]:
-    """As `naming_arguments`; the files of `write_rows` in this folder are called train and dev, and the models teacher
-    and student.
+def naming_memory(folder: Path, *models: str) -> AbstractContextManager[None]:
+    """As `naming_arguments`; the files of `write_rows` in this folder are called train and dev, and models that are
+    saved in it have the names of these arguments.
     """
     files = {str(folder / f"{name}.jsonl"): name for name in SPLITS}
-    return naming_arguments(files | {str(folder / name): name for name in ("teacher", "student")})
+    return naming_arguments(files | {str(folder / name): name for name in models})
 
 
 def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from distill.__main__ import parser, plan
 from distill.command.report import measurement_table, show_measurements, train_models, write_metrics
-from distill.memory import naming_memory, quiet_transformers, source_of, write_splits
+from distill.memory import ModelError, naming_memory, quiet_transformers, source_of, write_splits
 from distill.training.layout import METRICS_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import load_tokenizer, load_unchanged
@@ -106,7 +106,9 @@ def distil(
     Raises:
         UserError: the models, the rows and the objective do not fit together, or the training diverged.
     """
-    with scratch_folder() as folder, quiet_transformers(), naming_memory(folder):
+    with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "teacher", "student"):
+        if tokenizer is not None and not any(isinstance(model, PreTrainedModel) for model in (student, teacher)):
+            raise ModelError("tokenizer: a folder or name has its own; leave it out")
 
         def source(name: str, model: Any) -> str:
             return source_of(model, None if isinstance(model, str | Path) else tokenizer, folder / name)

@@ -93,8 +93,8 @@ def compress_model(
     Raises:
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
-    with scratch_folder() as folder, quiet_transformers(), naming_memory(folder):
-        source = source_of(model, tokenizer, folder / "teacher")
+    with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
+        source = source_of(model, tokenizer, folder / "model")
         files = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
         table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}
         settings = {

@@ -86,6 +86,7 @@ def test_fine_tuning(fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFr
             {"teacher": bert(labels=3), "tokenizer": TOKENIZER},
             "^the model 'teacher' has a head for 3 classes",
         ),
+        ({"tokenizer": TOKENIZER}, "^tokenizer: a folder or name has its own; leave it out"),
         ({"steps": -1}, "^steps: must be at least 0, not -1"),
         ({"objective": "tinybird"}, "^unknown objective 'tinybird'; did you mean 'tinybert'"),
         ({"student": torch.nn.Linear(2, 2)}, "^model: must be a model of transformers"),
