@@ -22,7 +22,7 @@ def text(row: int, words: int) -> str:
 
 def write_rows(folder: Path) -> list[str]:
     """Write 24 rows for training and 12 for measuring; returns the options that name them."""
-    for name, count in (("train", 24), ("dev", 12)):
-        rows = [f"{text(row, 2 + row % 5)}\t{'no' if row % 3 else 'yes'}" for row in range(count)]
+    for name, begin, end in (("train", 0, 24), ("dev", 24, 36)):
+        rows = [f"{text(row, 2 + row % 5)}\t{'no' if row % 3 else 'yes'}" for row in range(begin, end)]
         (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     return ["--train", str(folder / "train.tsv"), "--dev", str(folder / "dev.tsv")]

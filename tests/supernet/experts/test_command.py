@@ -63,8 +63,7 @@ def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path, capsys: pytes
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
     )
-    expected = "12 of 12 dev rows also occur among the training rows: scores are too high\n"
-    assert (process.returncode, process.stderr) == (0, expected)
+    assert (process.returncode, process.stderr) == (0, "")
     assert row_of("mixture", process.stdout) and row_of("fused", process.stdout)
     smaller = Architecture.load(fixtures / "pruned" / "architecture.json")
     assert any(genes.experts.count < 4 for genes in smaller.ffns)
