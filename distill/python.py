@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from distill.__main__ import parser, plan
 from distill.command.report import measurement_table, show_measurements, train_models, write_metrics
 from distill.memory import ModelError, naming_memory, quiet_transformers, source_of, write_splits
+from distill.tasks.types.embeddings import POOLING
 from distill.training.layout import METRICS_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.teacher import load_tokenizer, load_unchanged
@@ -59,7 +60,13 @@ class Distilled:
         return cls(student=student, tokenizer=tokenizer, metrics=read_json(Path(folder) / METRICS_FILE))
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint that transformers loads by itself, with the measurements."""
+        """Write a checkpoint that transformers loads by itself, with the measurements.
+
+        Raises:
+            UserError: it is a sentence encoder, whose folder has more files than are known here.
+        """
+        if hasattr(self.student.config, POOLING):
+            raise UserError("a sentence encoder is saved by nas.compress alone: copy the folder that it wrote")
         with quiet_transformers():
             save_pretrained(Path(folder), self.student, self.tokenizer)
         write_metrics(Path(folder), self.metrics)

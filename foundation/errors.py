@@ -52,17 +52,29 @@ def shortened(value: object, limit: int = 60) -> str:
 
 @contextmanager
 def naming_arguments(files: Mapping[str, str] | None = None) -> Iterator[None]:
-    """In this block, user errors name the arguments of a Python function in place of a command's options: `max_params`
-    for `--max-params`.
+    """In this block, user errors and warnings name the arguments of a Python function in place of a command's options:
+    `max_params` for `--max-params`.
 
     Args:
         files: paths -> the arguments whose content they have.
     """
+
+    def named(text: str) -> str:
+        text = re.sub(r"(?<!\S)--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), text)
+        for path, argument in (files or {}).items():
+            text = text.replace(path, argument)
+        return text
+
+    def rename(record: logging.LogRecord) -> bool:
+        record.msg, record.args = named(record.getMessage()), ()
+        return True
+
+    warn_once.cache_clear()  # a call warns of its own arguments
+    log.addFilter(rename)
     try:
         yield
     except UserError as error:
-        text = re.sub(r"(?<!\S)--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
-        for path, argument in (files or {}).items():
-            text = text.replace(path, argument)
-        error.args = (text,)
+        error.args = (named(str(error)),)
         raise
+    finally:
+        log.removeFilter(rename)

@@ -289,6 +289,12 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
             continue
 
 
+def files_of_model(folder: Path) -> list[Path]:
+    """The files of a checkpoint that say what it computes: its weights, configuration and tokenizer."""
+    kinds = (".safetensors", ".bin", ".json", ".txt", ".model")
+    return sorted(file for file in folder.glob("*") if file.suffix in kinds and file.is_file())
+
+
 def fingerprint(*parts: object) -> str:
     """A short hash of JSON-serializable values; a `Path` stands for the contents of its file."""
     digest = hashlib.sha256()

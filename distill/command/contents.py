@@ -5,10 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.errors import UserError
-from foundation.files import fingerprint
-
-# The files of a checkpoint that say what it computes.
-OF_MODELS = (".safetensors", ".bin", ".json", ".txt", ".model")
+from foundation.files import files_of_model, fingerprint
 
 
 def contents(files: Iterable[str | Path], models: Iterable[str] = ()) -> dict[str, str]:
@@ -21,8 +18,7 @@ def contents(files: Iterable[str | Path], models: Iterable[str] = ()) -> dict[st
         if parts:
             hashes[str(path.resolve())] = fingerprint([part.name for part in parts], *parts)
     for folder in map(Path, models):
-        parts = sorted(part for part in folder.glob("*") if part.suffix in OF_MODELS and part.is_file())
-        if folder.is_dir() and parts:
+        if parts := files_of_model(folder):
             hashes[str(folder.resolve())] = fingerprint([part.name for part in parts], *parts)
     return hashes
 

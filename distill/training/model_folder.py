@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.encoders.family import family_of
+from foundation.errors import UserError
 from foundation.files import read_json
 
 # Buffers that older versions saved with the weights.
@@ -40,7 +41,7 @@ def why_unreadable(source: str, folder: Path) -> str:
 def _has_type(file: Path) -> bool:
     try:
         config = read_json(file)
-    except Exception:  # its own reader says what is wrong with it
+    except UserError:  # its own reader says what is wrong with it
         return True
     return isinstance(config, dict) and "model_type" in config
 

@@ -28,7 +28,7 @@ from distill.training.recipe import Recipe
 from distill.training.sentences import pooling_of
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
 from foundation.errors import UserError, reason, shortened, warn_once
-from foundation.files import fingerprint
+from foundation.files import files_of_model, fingerprint
 from search_spaces.base import LARGEST
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
@@ -319,9 +319,7 @@ def set_head(config: Any, labels: Sequence[str], task_type: str) -> None:
 
 def source_fingerprint(source: str) -> str:
     """A hash that identifies a checkpoint: of its weights, configuration and tokenizer if local, else of its name."""
-    folder = Path(locate(source))
-    kinds = (".safetensors", ".bin", ".json", ".txt")
-    files = sorted(file for file in folder.glob("*") if file.suffix in kinds) if folder.is_dir() else []
+    files = files_of_model(Path(locate(source)))
     return fingerprint([file.name for file in files], *files) if files else fingerprint(source)
 
 

@@ -168,11 +168,13 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
         from distill.command.report import show_measurements, write_metrics
         from distill.training.loop import make_accelerator
         from distill.training.progress import Progress
-        from nas.compress.retrieval import measure_retrieval, read_pairs, retrieval_table
+        from nas.compress.retrieval import check_lengths, measure_retrieval, read_pairs, retrieval_table
         from nas.compress.run import CompressRun, compress
 
     check_new(options.out)
     pairs = options.retrieval and read_pairs(options.retrieval)
+    if pairs:
+        check_lengths(pairs, config.teacher, config.max_length)
     make(options.out)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     with Progress(console, options.quiet) as progress:

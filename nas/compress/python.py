@@ -115,9 +115,5 @@ def compress_model(
         out = folder / "student"
         run = CompressRun(config=config, out=out, uniform=uniform, device=device)
         if compress(run, on_progress, warnings.warn) is None:
-            raise CompressError("only the first of several processes has a result")
+            raise UserError("only the first of several processes has a result")
         return Compressed.load(out)
-
-
-class CompressError(UserError, ValueError):
-    """A model or rows that cannot be compressed."""

@@ -18,7 +18,7 @@ from distill.tasks.types import EMBEDDINGS
 from distill.training.evaluation import rows_logits
 from distill.training.run import TEACHER
 from distill.training.sentences import compares_by_products, prompts_of
-from distill.training.teacher import load_model, load_tokenizer, locate
+from distill.training.teacher import check_positions, load_config, load_model, load_tokenizer, locate
 from nas.final.run import STUDENT
 
 # The student's queries and the teacher's passages.
@@ -100,6 +100,13 @@ def measure_retrieval(
                 of_pairs = paired_difference(MEAN, of_model_Q, of_teacher_Q)
                 result[name][metric]["difference"] = {"to": TEACHER, **asdict(of_pairs)}
     return result
+
+
+def check_lengths(pairs: Pairs, teacher: str, max_length: int) -> None:
+    """Raise UserError if queries or passages have more tokens than the teacher has positions."""
+    texts = [*pairs.queries, *pairs.passages]
+    rows = encode_sentences(load_tokenizer(teacher), texts, None, max_length, task_type=EMBEDDINGS)
+    check_positions(teacher, load_config(teacher), int(rows.lengths.max()), f"--max-length {max_length}")
 
 
 def _vectors(source: str, texts: Sequence[str], max_length: int, accelerator: Accelerator) -> np.ndarray:

@@ -16,7 +16,7 @@ from nas.preparation.entries import TRAINING, Entry, Work, largest
 from nas.preparation.phases import training_phase
 from nas.preparation.supernet import load_supernet, order_inputs
 from nas.preparation.workspace import base_of_study, projections
-from supernet.order.moments import output_metrics
+from supernet.order.moments import fisher_matrices
 from supernet.order.prediction import predicted_losses, predicted_losses_of_heads, predicted_losses_of_ranks
 
 # Keys of the file, beside the names of operations: heads, and ranks of the word embedding.
@@ -36,10 +36,10 @@ def predictions_entry(
         model = load_supernet(config, folders, supernet).to(context.accelerator.device)
         phase = training_phase(config, "warmup", folders)
         inputs = order_inputs(context, folders, model, phase, projections(supernet))
-        metrics = output_metrics(model, inputs.batches, inputs.sampled_loss)
-        losses = predicted_losses(model, inputs.batches, metrics, operations, limit)
+        matrices = fisher_matrices(model, inputs.batches, inputs.sampled_loss)
+        losses = predicted_losses(model, inputs.batches, matrices, operations, limit)
         if heads:
-            losses[HEADS] = predicted_losses_of_heads(model, inputs.batches, metrics)
+            losses[HEADS] = predicted_losses_of_heads(model, inputs.batches, matrices)
         if ranks:
             frequencies = token_frequencies(folders.rows("train"), model.config.vocab_size)
             losses[RANKS] = [predicted_losses_of_ranks(model, inputs.batches, inputs.sampled_loss, frequencies)]

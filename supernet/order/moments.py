@@ -70,8 +70,8 @@ def attention_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Lo
 
 
 @dataclass(frozen=True)
-class Metrics:
-    """The metrics (`Moments.metric_DD`) of the outputs of the layers of a model.
+class FisherMatrices:
+    """The Fisher information matrices (D, D), as `Moments.metric_DD`, of the outputs of the layers of a model.
 
     Attributes:
         ffns: `[layer]`, of `project` of the lowest block.
@@ -82,8 +82,8 @@ class Metrics:
     attentions: Sequence[Tensor]
 
 
-def output_metrics(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> Metrics:
-    """The metrics of all layers in one pass, with arguments and errors as for `block_moments`."""
+def fisher_matrices(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> FisherMatrices:
+    """Those of all layers in one pass, with arguments and errors as for `block_moments`."""
     layers = encoder_layers(model)
     maps = {f"layer {i}": layer.ffn[0].project for i, layer in enumerate(layers)}
     maps |= {f"layer {i}, attention": part(layer, family_of(model).output) for i, layer in enumerate(layers)}
@@ -96,8 +96,8 @@ def output_metrics(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss)
             if gradient_BTD is not None:
                 gradient_ND = gradient_BTD[valid_BT]
                 sums[place] += (gradient_ND.t() @ gradient_ND).double().cpu()
-    metrics = [_checked(place, sum_DD / tokens if tokens else None) for place, sum_DD in sums.items()]
-    return Metrics(metrics[: len(layers)], metrics[len(layers) :])
+    matrices = [_checked(place, sum_DD / tokens if tokens else None) for place, sum_DD in sums.items()]
+    return FisherMatrices(matrices[: len(layers)], matrices[len(layers) :])
 
 
 def _checked(place: str, metric_DD: Tensor | None) -> Tensor:

@@ -29,7 +29,7 @@ from distill.objectives.outputs import Batch
 from supernet.embedding import principal_axes
 from supernet.module_inputs import module_inputs
 from supernet.order.gradients import OUTPUT, Loss, gradients
-from supernet.order.moments import Metrics, MomentsError
+from supernet.order.moments import FisherMatrices, MomentsError
 from supernet.order.reconstruction import root_of
 
 # The ridge, relative to the variance of the channels, without which the regression on dependent channels is undefined;
@@ -40,7 +40,7 @@ RIDGE = 1e-6
 def predicted_losses(
     model: PreTrainedModel,
     batches: Sequence[Batch],
-    metrics: Metrics,
+    matrices: FisherMatrices,
     operations: Sequence[str],
     limit: int,
 ) -> dict[str, list[Tensor]]:
@@ -51,7 +51,7 @@ def predicted_losses(
     Args:
         model: a dense supernet whose graphs end with `project`, with its channels in order.
         batches: batches of tensors (B, ...) of training data.
-        metrics: those of the model, with `supernet.order.moments.sampled_loss`.
+        matrices: those of the model, with `supernet.order.moments.sampled_loss`.
         operations: unary operations.
         limit: the largest number of channels, L.
 
@@ -64,7 +64,7 @@ def predicted_losses(
     losses: dict[str, list[Tensor]] = {op: [] for op in operations}
     blocks: list[Any] = [layer.ffn[0] for layer in encoder_layers(model)]
     inputs = module_inputs(model, blocks, batches)
-    for block, metric_DD, inputs_ND in zip(blocks, metrics.ffns, inputs, strict=True):
+    for block, metric_DD, inputs_ND in zip(blocks, matrices.ffns, inputs, strict=True):
         root_DD = root_of(metric_DD)
         with torch.no_grad():
             x_ND = block.normalized(inputs_ND.to(model.device))
@@ -82,13 +82,15 @@ def predicted_losses(
     return losses
 
 
-def predicted_losses_of_heads(model: PreTrainedModel, batches: Sequence[Batch], metrics: Metrics) -> list[Tensor]:
+def predicted_losses_of_heads(
+    model: PreTrainedModel, batches: Sequence[Batch], matrices: FisherMatrices
+) -> list[Tensor]:
     """By how much the loss rises if the attention of a layer keeps only its leading heads: of each layer (heads + 1,),
     in the nats per token of `predicted_losses`; entry k is for k heads.
 
     Args:
         model: a dense supernet with its heads in order.
-        batches, metrics: as for `predicted_losses`.
+        batches, matrices: as for `predicted_losses`.
     """
     family = family_of(model)
     heads = family.size(model.config, "heads")
@@ -97,7 +99,7 @@ def predicted_losses_of_heads(model: PreTrainedModel, batches: Sequence[Batch], 
     inputs = module_inputs(model, [*layers, *maps], batches)
     losses = []
     for linear, metric_DD, input_ND, context_NE in zip(
-        maps, metrics.attentions, inputs[: len(layers)], inputs[len(layers) :], strict=True
+        maps, matrices.attentions, inputs[: len(layers)], inputs[len(layers) :], strict=True
     ):
         root_DD = root_of(metric_DD)
         output_ND = _centered(linear(context_NE.to(model.device)).detach()).double().cpu()
@@ -159,7 +161,12 @@ def affine_residuals(input_ND: Tensor, target_ND: Tensor) -> Tensor:
 def regression_errors(channels_NE: Tensor, target_ND: Tensor) -> Tensor:
     """The mean squared error, summed over D, of the regressions of a centered target on the first k channels and a
     constant, for k = 0 ... E: (E + 1,).
+
+    Raises:
+        MomentsError: a channel is not finite.
     """
+    if not bool(torch.isfinite(channels_NE).all()):
+        raise MomentsError("the outputs of a layer are not finite")
     tokens = len(channels_NE)
     centered_NE = _centered(channels_NE.double())
     deviation_E = centered_NE.square().mean(dim=0).sqrt()

@@ -72,6 +72,18 @@ def test_fine_tuning(fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFr
     assert result.metrics["dev_rows"] == 4 and list(result.metrics["models"]) == ["student, before", "student"]
 
 
+def test_each_call_warns_of_its_arguments(
+    fixtures: Path, rows: tuple[pandas.DataFrame, pandas.DataFrame], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the name of the argument, not that of a scratch file."""
+    train = [*rows[0].to_dict("records"), {"sentence": "w1 w2", "label": "YES"}]
+    for _ in range(2):
+        caplog.clear()
+        distil("uniform:1", train, train, teacher=fixtures / "teacher", finetune_teacher=1, steps=1, device="cpu")
+        lines = [record.getMessage() for record in caplog.records if record.name == "foundation.errors"]
+        assert any("differ only in case" in line and line.startswith("train: ") for line in lines), lines
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

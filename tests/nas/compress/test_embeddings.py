@@ -10,7 +10,10 @@ import torch
 
 from distill.tasks.types import get_task_type
 from distill.training.teacher import load_model
+from foundation.errors import UserError
 from nas.compress.command import main
+from nas.compress.python import Compressed
+from nas.compress.retrieval import Pairs, check_lengths
 from nas.export.command import main as export
 from nas.onnx.model import OnnxModel
 from search_spaces import Architecture, cost
@@ -68,6 +71,18 @@ def test_the_folder_is_one_of_sentence_transformers(teacher: Path, student: Path
     retrieval = metrics["retrieval"]
     assert set(retrieval) == {"teacher", "student", "student's queries, teacher's passages"}
     assert "difference" in retrieval["student"]["ndcg@10"] and not (student / "config.toml").exists()
+
+
+def test_passages_longer_than_the_positions(teacher: Path) -> None:
+    pairs = Pairs(("ba do .",), ("ba do fi " * 40,), (frozenset({0}),))
+    check_lengths(pairs, str(teacher), 32)
+    with pytest.raises(UserError, match=r"--max-length 33: rows have up to 33 tokens, but the model .* at most 32"):
+        check_lengths(pairs, str(teacher), 33)
+
+
+def test_it_is_saved_by_the_command_alone(student: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a sentence encoder is saved by nas.compress alone"):
+        Compressed.load(student).save(tmp_path / "again")
 
 
 def test_retrieval_as_it_is_used(teacher: Path, student: Path) -> None:
