@@ -73,6 +73,11 @@ class Encoded:
         """Tokens of every row: int64 of shape (N,)."""
         return np.diff(self.offsets)
 
+    @property
+    def median_length(self) -> int:
+        """The median of the lengths, in tokens, rounded down."""
+        return int(np.median(self.lengths))
+
     def lengths_of(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of these rows: int64 of shape (rows,)."""
         return np.asarray(self.offsets[rows + 1] - self.offsets[rows])

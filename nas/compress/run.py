@@ -9,8 +9,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distill.training.progress import ProgressCallback
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.untrained import UntrainedEvaluator
@@ -94,7 +92,7 @@ def measured_on_rows(config: StudyConfig, workspace: Workspace) -> StudyConfig:
     """The configuration whose latencies are those of a sentence of the median length of the dev rows, on which the
     student is compared with the teacher, unless `deployment.tokens` gives one.
     """
-    tokens = config.deployment.tokens or int(np.median(workspace.folders.rows("dev").lengths))
+    tokens = config.deployment.tokens or workspace.folders.rows("dev").median_length
     return config.model_copy(update={"deployment": config.deployment.model_copy(update={"tokens": tokens})})
 
 

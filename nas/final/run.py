@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -216,7 +215,7 @@ def measured(
     dev, pad_id = folders.rows("dev"), evaluator.supernet_config.pad_token_id
     eval_set = EvalSet(task, folders.split("dev"), dev, pad_id)
     form = final.config.deployment
-    tokens = form.tokens or int(np.median(dev.lengths))
+    tokens = form.tokens or dev.median_length
     rows = measure(models, eval_set, accelerator, architectures=architectures, reference=TEACHER, tokens=tokens)
     device = str(accelerator.device)
     for name, latency in latencies_in(form.runtime, models, form.batch, tokens, form.threads, device).items():
