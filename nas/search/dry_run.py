@@ -168,7 +168,9 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
         if limit.maximum < NO_LIMIT:
             console.print(f"  at most {COSTS[limit.name](limit.maximum)}")
     if config.space.max_latency is not None and not any(limit.name == "latency" for limit in space.limits):
-        console.print(f"  latency: at most {config.space.max_latency}, measured before the search")
+        console.print(
+            f"  latency: at most {config.space.max_latency}, measured in {config.deployment.runtime} before the search"
+        )
 
 
 def show_baselines(
