@@ -24,6 +24,7 @@ CATALOGUE = {
     "samplers": Benchmark("evaluations that each sampler needs on the tabulated space", "10 minutes"),
     "tabulate": Benchmark("makes the tabulated space", "3 hours"),
     "leads": Benchmark("winners of searches against baselines, over seeds and budgets", "4 hours"),
+    "alternatives": Benchmark("a task's students against what else a user could take, in three forms", "4 hours"),
     "evidence": Benchmark("signals that predict the score after full training", "4 hours"),
     "inheritance": Benchmark("orders of channels, and slices against compensation", "20 minutes"),
     "pruning": Benchmark("compensated allocations against Kwon et al. and K-prune", "6 hours"),

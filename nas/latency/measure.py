@@ -112,5 +112,8 @@ def latencies_in(
             on_device = {name: model.to(device) for name, model in models.items()}
             return latencies(on_device, example(vocabulary, batch, tokens, device), rounds)
         with scratch_folder() as folder:
-            files = {name: exported(model.cpu(), runtime, folder, name) for name, model in models.items()}
+            files = {
+                name: exported(model.cpu(), runtime, folder, str(number))
+                for number, (name, model) in enumerate(models.items())
+            }
             return onnx_latencies(files, batch, tokens, rounds)

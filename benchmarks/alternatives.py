@@ -1,0 +1,201 @@
+"""What a user could take instead of a teacher: every alternative on one task, trained alike.
+
+Alternatives are the teacher's int8 file; the teacher with 1, 2, ... of its layers, those that leave the least predicted
+loss; and for every budget, a fraction of the teacher's latency in the preset's `deployment`, the uniform slice, global
+importance, the MILP allocation and, with --searches, winners of stage 1. All but the teacher inherit compensated
+weights and are trained for --steps steps with --seeds seeds. Each is scored on the dev split in PyTorch and as an int8
+file; differences to the teacher are paired on its rows, and of several seeds the mean difference has the mean error of
+one. Latencies are those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX and int8 (whole models
+side by side, with random weights), also relative to the teacher in the same form.
+
+The file of raw numbers is written after every measurement, and the same command continues from it. Give --preset a file
+of `extends = "minilm"` with `teacher`, `tasks` and `data` for a task of your own.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from benchmarks.candidates import dev_set, phases_of
+from benchmarks.common import BenchmarkError, Kept, Report, take_turns, timed
+from benchmarks.leads import FIRST_SEED, Budget
+from distill.training.evaluation import split_batches
+from distill.training.measure import scores
+from distill.training.teacher import load_config as load_teacher
+from foundation.files import fingerprint, scratch_folder
+from nas.config.load import load_config
+from nas.latency.measure import measure_whole
+from nas.latency.onnx import INT8, RUNTIMES
+from nas.latency.settings import TORCH
+from nas.onnx.int8 import quantize
+from nas.onnx.model import OnnxModel, export_onnx
+from nas.planning.allocation import PredictedLosses
+from nas.planning.budget import latencies_of
+from nas.planning.finalists import ALLOCATED, BASE_MODEL, FEWER_LAYERS
+from search_spaces import cost
+from search_spaces.architecture import Architecture
+from search_spaces.layer import FFN, Attention, Layer
+
+FORMS, BATCHES = (TORCH, *RUNTIMES), (1, 32)
+TEACHER = "teacher"
+
+
+class Alternatives:
+    """The rows of one task; what the file has already is not measured again."""
+
+    def __init__(self, budgets: Sequence[Budget], kept: Kept) -> None:
+        self.budgets, self.kept = budgets, kept
+        self.evaluator, self.workspace = budgets[0].evaluator, budgets[0].workspace
+        self.dev = dev_set(self.evaluator)
+
+    def architectures(self, searches: int) -> dict[str, Architecture]:
+        """All alternatives to the teacher but its int8 file, by name."""
+        found = {}
+        base, graph = self.workspace.base()
+        whole, none = Layer(Attention(base.heads), FFN(graph)), Layer(Attention(0), FFN(graph, stack=0))
+        if self.workspace.compensation is None or 0 not in self.budgets[0].plan.space.genes["heads"]:
+            raise BenchmarkError("give a --preset that compensates candidates and can leave out all heads of a layer")
+        losses = PredictedLosses.load(self.workspace.compensation.predictions, base, graph)
+        rises = [
+            losses.of_ffn(layer, none.ffn) + losses.of_attention(layer, none.attention) for layer in range(base.depth)
+        ]
+        for count in range(base.depth - 1, 0, -1):
+            kept = np.argsort(rises)[base.depth - count :]
+            layers = tuple(whole if layer in kept else none for layer in range(base.depth))
+            found[f"{count} layers"] = replace(Architecture.uniform(base, graph), layers=layers)
+        for budget in self.budgets:
+            name = budget.config.space.max_latency
+            for architecture, origin, _ in budget.plan.baselines:
+                if origin not in (BASE_MODEL, FEWER_LAYERS, *ALLOCATED[1:]):
+                    found[f"{origin}, {name}"] = architecture
+            for seed in range(searches):
+                winner = budget.measure(f"search {seed}", partial(budget.search, seed))["winner"]
+                found[f"winner {seed}, {name}"] = Architecture.from_json(winner)
+        return found
+
+    @cached_property
+    def of_teacher(self) -> Mapping[str, np.ndarray]:
+        return self.dev.contributions(self.evaluator.teacher(), self.evaluator.accelerator)
+
+    def measured(self, model: PreTrainedModel) -> dict[str, Any]:
+        """The score and the paired difference to the teacher in PyTorch and as an int8 file, and the file's bytes."""
+        by_form = {TEACHER: self.of_teacher, TORCH: self.dev.contributions(model, self.evaluator.accelerator)}
+        batches = split_batches(self.dev.encoded, self.dev.pad_id)
+        with scratch_folder() as folder:
+            export_onnx(model.cpu().eval(), folder / "model.onnx")
+            quantize(folder / "model.onnx", folder / "int8.onnx")
+            size = (folder / "int8.onnx").stat().st_size
+            int8 = OnnxModel(folder / "int8.onnx")
+            logits = [int8.logits(batch) for _, batch in batches]
+        by_form[INT8] = self.dev.contributions_of(logits, [rows for rows, _ in batches])
+        metric = self.dev.task.metrics[0]
+        found = scores(self.dev.task, by_form, TEACHER)
+        return {form: found[form][metric] for form in (TORCH, INT8)} | {"int8_bytes": size}
+
+    def trained(self, name: str, architecture: Architecture, seed: int) -> dict[str, Any]:
+        """`measured` after training, and the seconds of the training."""
+
+        def train() -> dict[str, Any]:
+            model = self.evaluator.student(architecture)
+            phases = phases_of(self.evaluator, self.budgets[0].steps)
+            _, seconds = timed(partial(self.evaluator.train, model, phases, seed))
+            return self.measured(model) | {"seconds": seconds}
+
+        value: dict[str, Any] = self.kept(f"trained {seed} {fingerprint(architecture.to_json())} {name}", train)
+        return value
+
+    def latencies(self, architectures: Mapping[str, Architecture]) -> dict[str, dict[str, float]]:
+        """The milliseconds of all models and the teacher, by form and batch."""
+        table = latencies_of(self.budgets[0].config, self.workspace, "cpu", lambda phase, fraction: None)
+        teacher = load_teacher(self.budgets[0].config.teacher)
+        rows: dict[str, dict[str, float]] = {name: {} for name in (TEACHER, *architectures)}
+        for form, batch in product(FORMS, BATCHES):
+            settings = replace(table, runtime=form, batch=batch)
+            for name, one in measure_whole(architectures, settings, "cpu", teacher, also_teacher=True).items():
+                rows[name][f"{form}, {batch}"] = 1e3 * one.whole.quiet
+        return rows
+
+
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
+    budgets = [Fraction(2), Fraction(3), Fraction(5), Fraction(8)]
+    parser.add_argument("--budgets", type=Fraction, nargs="+", default=budgets, help="n of 1/n; default: 2 3 5 8")
+    parser.add_argument("--searches", type=int, default=1, help="seeds of the sampler; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=200, help="of the training; default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=3, help="of the training; default: %(default)s")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw scores against latencies (.png or .svg)")
+
+
+def run(options: Namespace, report: Report) -> None:
+    seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
+    config = load_config(options.preset).model_dump(mode="json")
+    kept = Kept(report, {"config": config, "steps": options.steps}, seeds)
+    alternatives = Alternatives([Budget(options, "teacher", budget, kept) for budget in options.budgets], kept)
+    architectures = alternatives.architectures(options.searches)
+    latencies = kept(f"latencies of {len(architectures)}", lambda: alternatives.latencies(architectures))
+    teacher = kept(TEACHER, lambda: alternatives.measured(alternatives.evaluator.teacher()))
+    turns = {name: partial(alternatives.trained, name, one) for name, one in architectures.items()}
+    found = {TEACHER: [teacher], **take_turns(turns, seeds)}
+    params = {name: cost.params(one, alternatives.workspace.num_labels) for name, one in architectures.items()}
+    columns = ("alternative", "parameters", "int8 file", TORCH, "to the teacher", INT8, "to the teacher")
+    forms = [f"{form}, {batch}" for form, batch in product(FORMS, BATCHES)]
+    rows = [
+        (
+            name,
+            f"{params[name]:,}" if name in params else "",
+            f"{of[0]['int8_bytes'] / 1e6:.1f} MB",
+            *(cell for form in (TORCH, INT8) for cell in cells([one[form] for one in of])),
+            *(
+                f"{latencies[name][form]:.2f} ms, {latencies[TEACHER][form] / latencies[name][form]:.2f}×"
+                for form in forms
+            ),
+        )
+        for name, of in found.items()
+    ]
+    report.table((*columns, *forms), rows, f"{config['tasks'][0]}, {options.steps} steps, seeds {[*seeds]}")
+    if options.plot:
+        draw(options.plot, found, latencies)
+
+
+def cells(measured: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The mean score, and its difference to the teacher."""
+    differences = [one["difference"] for one in measured]
+    error = mean(one["standard_error"] for one in differences)
+    return (
+        f"{mean(one['value'] for one in measured):.4f}",
+        f"{mean(one['value'] for one in differences):+.4f} ± {error:.4f}",
+    )
+
+
+def draw(
+    path: Path, found: Mapping[str, Sequence[Mapping[str, Any]]], latencies: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Draw scores against the latency of one sentence, in PyTorch and in int8; a line is a kind of alternative."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    kinds: dict[str, list[str]] = {}
+    for name in found:
+        kind = FEWER_LAYERS if name.endswith("layers") else name.split(", ")[0]
+        kinds.setdefault(kind, []).append(name)
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained", sharey=True)
+    for axes, form in zip(panels, (TORCH, INT8), strict=True):
+        for kind, names in kinds.items():
+            points = sorted(
+                (latencies[name][f"{form}, 1"], mean(one[form]["value"] for one in found[name])) for name in names
+            )
+            axes.plot(*zip(*points, strict=True), marker="o", label=kind)
+        axes.set(xscale="log", xlabel=f"milliseconds of one sentence, {form}", ylabel="score")
+    panels[0].legend()
+    figure.savefig(path, dpi=120)

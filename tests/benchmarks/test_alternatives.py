@@ -1,0 +1,36 @@
+"""A task's students and what a user could take instead, trained alike."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from nas.planning.finalists import ALLOCATED, GLOBAL, UNIFORM
+from tests.nas.evaluation.test_evaluate_untrained import UNTRAINED
+from tests.nas.tiny_study import TinyStudy
+
+
+@pytest.mark.slow
+def test_every_alternative_in_every_form(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_heads = ("stacks = [1, 2]", "stacks = [0, 1]\nheads = [0, 1, 2, 4]")
+    preset = tiny_study.variant(tmp_path / "heads.toml", *UNTRAINED, with_heads)
+    preset.write_text("objective.attention = 0.0\n" + preset.read_text())
+    file, picture = tmp_path / "alternatives.json", tmp_path / "front.png"
+    command = ["alternatives", "--preset", str(preset), "--budgets", "3/2", "--steps", "2", "--seeds", "2"]
+    command += ["--json", str(file), "--plot", str(picture)]
+    assert main(command) == 0
+    table = capsys.readouterr().out
+    measured = json.loads(file.read_text())["results"]["measured"]
+    names = {key.split(" ", 3)[3] for key in measured if key.startswith("trained 101")}
+    assert {"1 layers", *(f"{kind}, 2/3x" for kind in (UNIFORM, GLOBAL, ALLOCATED[0], "winner 0"))} <= names
+    assert all(f"| {name} " in table for name in {"teacher", *names})
+    # The teacher is compared with itself, and its int8 file with it.
+    assert measured["teacher"]["torch"]["difference"]["value"] == 0 and "0.0000 ± 0.0000" in table
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    made = file.read_bytes()
+    assert main(command) == 0  # nothing is measured again
+    assert json.loads(file.read_bytes())["results"] == json.loads(made)["results"]
