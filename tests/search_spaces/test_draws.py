@@ -18,8 +18,8 @@ SPACE = replace(small_space(1, 10**9), max_height=7, draws=RELEASED)
 
 
 def test_as_often_as_the_released_code() -> None:
-    """Its own functions drew 3,000 trees in stage 1: 6.0 % were the one they started from, and 231, 2,594 and 160 of them
-    had the heights 3, 4 and 5.
+    """Its own functions drew 3,000 trees in stage 1: 6.0 % were the one they started from, and 231, 2,594 and 160 had
+    the heights 3, 4 and 5.
     """
     rng = random.Random(0)
     drawn = [ffn.graph for _ in range(1_000) for ffn in SPACE.sample(rng).ffns]
