@@ -13,9 +13,8 @@ intermediate values are those of the full training, with its learning rates.
 Kendall's tau-b is the mean over seeds; intervals are percentiles over resampled architectures. Seconds are per
 architecture, from the supernet's weights on; the teacher runs in every step.
 
-With --tasks, the same architectures are also trained on further tasks, each from a supernet and a teacher of its own, and
-a second table compares the score of the search, which is on the first task, with the scores on these (EfficientBERT,
-figure 3).
+With --tasks, the same architectures are also trained on further tasks, each from a supernet and a teacher of its own. A
+second table compares the score of the search, which is on the first task, with these scores (EfficientBERT, figure 3).
 
 The file of raw numbers is written after every training, and the same command continues from it; seeds can be added.
 Several commands can run at the same time, each with a file and an order of seeds of its own; --table joins their files.
@@ -231,9 +230,7 @@ def add_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--architectures", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--full-steps", type=int, default=400, help="default: %(default)s")
-    parser.add_argument(
-        "--tasks", nargs="+", default=[], metavar="TASK", help="further tasks, on which they are trained"
-    )
+    parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="further tasks to train them on")
     parser.add_argument("--data", help="the folder of the tasks' official files; default: the preset's")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of batches, at least two; default: 1 2 3"
