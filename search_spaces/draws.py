@@ -71,7 +71,7 @@ def released(start: Mapping[str, str], activation: str) -> Draw:
             layers[layer] = dict(zip(SEGMENTS, kinds, strict=True)), seed, rng.random() < 0.5
         kinds_of, seed, activated_first = layers[layer]
         kind, default = kinds_of[segment], seed.get(name)
-        if kind == "-" and default in choices:
+        if kind == "-" and default is not None and default in choices:
             return default
         if rest in (["op"], ["unary", "op"]):
             others = [choice for choice in choices if choice not in (NONE, default or choices[0])]
@@ -80,7 +80,7 @@ def released(start: Mapping[str, str], activation: str) -> Draw:
         if rest[-1] == "op":
             return choices[0]
         if segment == "mid" and rest == (["left"] if activated_first else ["outer"]):
-            kept = seed.get(f"{layer}/mid/op")
+            kept = seed.get(f"{layer}/mid/op", activation)
             return kept if kept in UNARY else activation
         if PLAIN in choices:
             return PLAIN

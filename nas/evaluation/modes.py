@@ -76,3 +76,8 @@ MODES: dict[str, Mode] = {
         work=one_shot_work,
     ),
 }
+
+
+def scored_rows(config: StudyConfig, table: StageTable, workspace: AnyWorkspace) -> int | None:
+    """The number of rows of the search split on which the candidates of a stage are scored; None: all."""
+    return workspace.scored if isinstance(workspace, Workspace) else MODES[workspace.mode].examples(config, table)

@@ -5,8 +5,11 @@ from typing import NamedTuple
 
 from foundation.errors import UserError
 from foundation.files import read_json
-from nas.export.latency import STUDENT, TEACHER, TORCH
+from nas.latency.settings import TORCH
 from nas.report import figures
+
+# The names of models in metrics.json and latency.json.
+STUDENT, TEACHER = "student", "teacher"
 
 
 class Point(NamedTuple):

@@ -15,7 +15,7 @@ from distill.training.loop import device_type
 from distill.training.teacher import load_config
 from foundation.files import read_json, write_text
 from nas.config.schema import ConfigError, StudyConfig
-from nas.evaluation.modes import MODES
+from nas.evaluation.modes import MODES, scored_rows
 from nas.evaluation.trained import TrainedEvaluator
 from nas.latency.measure import measure_whole
 from nas.planning import keep
@@ -352,9 +352,7 @@ class Search:
         """
         if len(self.given.scored_tasks(plan.stage)) > 1 or TEACHER in study.user_attrs:
             return
-        mode = MODES[workspace.mode]
-        scored = workspace.scored if isinstance(workspace, Workspace) else mode.examples(self.given, plan.table)
-        rows = self._teacher_rows[:scored]
+        rows = self._teacher_rows[: scored_rows(self.given, plan.table, workspace)]
         task = self.workspace.folders.task
         score = task.score_metric.of_contributions(rows).value
         study.set_user_attr(TEACHER, {"task": self.workspace.config.task, "score": score})
