@@ -45,7 +45,7 @@ class SpaceTable(Table):
         slack: without `min_params`, the lower bound on parameters lies below the upper one by this fraction of
             the distance to the smallest architecture.
         draws: "near": every operation of a random graph is, with the probability `mutation_rate`, another one than the
-            base graph's; "released": graphs are as frequent as in EfficientBERT's released code, where 94 of 100 differ
+            base graph's; "released": graphs are as frequent as in EfficientBERT's released code, where 93 of 100 differ
             from the base graph, mostly by one operation.
         mutation_rate: see `draws`; unused with "released".
         gated: whether graphs may have a second linear map beside `expand`.
