@@ -13,13 +13,16 @@ intermediate values are those of the full training, with its learning rates.
 Kendall's tau-b is the mean over seeds; intervals are percentiles over resampled architectures. Seconds are per
 architecture, from the supernet's weights on; the teacher runs in every step.
 
+With --tasks, the same architectures are also trained on further tasks, each from a supernet and a teacher of its own. A
+second table compares the score of the search, which is on the first task, with these scores (EfficientBERT, figure 3).
+
 The file of raw numbers is written after every training, and the same command continues from it; seeds can be added.
 Several commands can run at the same time, each with a file and an order of seeds of its own; --table joins their files.
 """
 
 import math
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -31,7 +34,7 @@ import torch
 from scipy.stats import kendalltau
 
 from benchmarks.common import BenchmarkError, Kept, Report, differing, read_results
-from benchmarks.signals import INTERMEDIATE, SEARCH, TARGET, Measure, draw, draw_allocations, or_diverged
+from benchmarks.signals import INTERMEDIATE, SEARCH, TARGET, Measure, draw, draw_allocations, on_task, or_diverged
 from nas.config.load import load_config
 from nas.planning.budget import limits_of
 from nas.planning.stages import plan
@@ -121,14 +124,16 @@ def others(targets_SN: np.ndarray) -> np.ndarray:
     return np.stack([np.delete(targets_SN, seed, axis=0).mean(axis=0) for seed in range(len(targets_SN))])
 
 
-def measure_missing(measure: Measure, kept: Kept, seeds: Sequence[int]) -> None:
-    """Measure what the file does not have yet."""
+def measure_missing(measure: Measure, kept: Kept, seeds: Sequence[int], further: Mapping[str, Measure]) -> None:
+    """Measure what the file does not have yet; `further` are the measures of further tasks."""
     architectures = [Architecture.from_json(value) for value in kept.settings["architectures"]]
     for place, architecture in enumerate(architectures):
         kept(f"{place}", partial(or_diverged, measure.untrained, architecture))
     for seed, (place, architecture) in product(seeds, enumerate(architectures)):
         kept(f"{place}/{seed}", partial(or_diverged, measure.trained, architecture, seed))
         kept(f"{place}/{seed}/search", partial(or_diverged, measure.searched, architecture, seed))
+        for task, other in further.items():
+            kept(f"{place}/{seed}/{task}", partial(or_diverged, other.trained_on, architecture, seed, task))
 
 
 def joined(paths: Sequence[Path]) -> Results:
@@ -153,9 +158,10 @@ def show(report: Report, results: Results, seeds: Sequence[int]) -> None:
     """
     settings = results["settings"]
     measured = {name: row for name, row in results["measured"].items() if "diverged" not in row}
+    further = settings.get("tasks", ())
 
     def names_of(place: int, seed: int) -> list[str]:
-        return [f"{place}", f"{place}/{seed}", f"{place}/{seed}/search"]
+        return [f"{place}", *(f"{place}/{seed}{part}" for part in ("", "/search", *(f"/{task}" for task in further)))]
 
     complete = [
         place
@@ -180,7 +186,8 @@ def show(report: Report, results: Results, seeds: Sequence[int]) -> None:
     steps = {TARGET: f" ({settings['full_steps']} steps)", SEARCH: f" ({settings['search_steps']} steps)"}
     of_others_SN = others(targets_SN)
     signals = []
-    for name in rows[0][0]:
+    names = [name for name in rows[0][0] if name not in map(on_task, further)]
+    for name in names:
         values_SN, seconds = values(name)
         signals.append(Signal(name + steps.get(name, ""), values_SN, of_others_SN, seconds))
     between = targets_SN.mean(axis=0).std(ddof=1)
@@ -196,6 +203,12 @@ def show(report: Report, results: Results, seeds: Sequence[int]) -> None:
         f"from seed to seed {within:.4f} (without the effect of the seed on all of them)\n"
     )
     report.table(COLUMNS, lines_of(signals))
+    if further:
+        searched_SN, _ = values(SEARCH)
+        on_tasks = [(task, *values(on_task(task))) for task in further]
+        report.note(f"\n{SEARCH} on the first task, and {TARGET} on others, whose seconds these are")
+        lines = lines_of([Signal(task, searched_SN, others(scores_SN), time) for task, scores_SN, time in on_tasks])
+        report.table(("task", *COLUMNS[1:]), lines)
 
 
 def lines_of(signals: Sequence[Signal]) -> list[tuple[str, ...]]:
@@ -217,6 +230,8 @@ def add_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--architectures", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--full-steps", type=int, default=400, help="default: %(default)s")
+    parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="further tasks to train them on")
+    parser.add_argument("--data", help="the folder of the tasks' official files; default: the preset's")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of batches, at least two; default: 1 2 3"
     )
@@ -231,7 +246,7 @@ def run(options: Namespace, report: Report) -> None:
     if options.table:
         show(report, joined(options.table), options.seeds)
         return
-    changes = {"space.uniform": options.uniform, "space.mutation_rate": options.mutation_rate}
+    changes = {"space.uniform": options.uniform, "space.mutation_rate": options.mutation_rate, "data": options.data}
     config = load_config(options.preset, {place: value for place, value in changes.items() if value is not None})
     workspace = prepare(config)
     space = plan(config, workspace, "1", None, limits_of(config, workspace)).space
@@ -259,6 +274,8 @@ def run(options: Namespace, report: Report) -> None:
         "threads": torch.get_num_threads(),
         "architectures": [architecture.to_json() for architecture in architectures],
     }
-    kept = Kept(report, settings, options.seeds)
-    measure_missing(measure, kept, options.seeds)
+    alone = {task: config.model_copy(update={"tasks": (task,)}) for task in options.tasks}
+    further = {task: Measure(prepare(other), options.full_steps) for task, other in alone.items()}
+    kept = Kept(report, settings | ({"tasks": options.tasks} if further else {}), options.seeds)
+    measure_missing(measure, kept, options.seeds, further)
     show(report, {"settings": kept.settings, "measured": kept.measured}, options.seeds)

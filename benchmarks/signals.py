@@ -66,6 +66,11 @@ def losses(
     return hard, soft
 
 
+def on_task(task: str) -> str:
+    """The name of the score after full training on a further task."""
+    return f"{TARGET} on {task}"
+
+
 def or_diverged(signals_of: Callable[..., Signals], *arguments: Any) -> Signals | dict[str, str]:
     """The signals, or why the training of the candidate diverged."""
     try:
@@ -164,6 +169,10 @@ class Measure:
         evaluator.distil(model, self.phases[-1], seed, learned, after_step)
         score = dev_score(evaluator, model)
         return signals | {TARGET: (score, time.perf_counter() - started - paused)}
+
+    def trained_on(self, architecture: Architecture, seed: int, task: str) -> Signals:
+        """The final score of `trained`, under the name of the task."""
+        return {on_task(task): self.trained(architecture, seed)[TARGET]}
 
 
 def draw_allocations(space: Space, losses: PredictedLosses, number: int) -> list[Architecture]:

@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.cli import DONE, Parser, add_device_option, at_least, interruptible
@@ -47,6 +48,8 @@ def parser() -> Parser:
     add("--labels", type=at_least(1), default=3, help="classes of the classifier (default: %(default)s)")
     add("--rows", type=at_least(1), metavar="N", help="score checkpoints on the first N dev rows (default: on all)")
     add_device_option(result)
+    plot = "draw the scores of folders of nas.export against their latencies (.png or .svg), and nothing else"
+    add("--plot", type=Path, metavar="FILE", help=plot)
     result.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return result
 
@@ -70,6 +73,15 @@ def command(options: argparse.Namespace) -> int:
 
     if len(options.items) < 2:
         raise UserError("give at least two things to compare; nas.inspect shows a single one")
+    if options.plot is not None:
+        from nas.report.command import check_plots
+
+        check_plots()
+        from nas.report.plane import draw
+
+        draw([Path(item) for item in options.items], options.plot)
+        print(f"wrote {options.plot}")
+        return DONE
     items = loaded(options)
     shortest = min(items, key=lambda item: item.architecture.base.positions)
     limit = shortest.architecture.base.positions

@@ -23,7 +23,6 @@ from foundation.errors import did_you_mean, shortened
 from search_spaces.operations import OPERATIONS, arity
 from search_spaces.terms import MAX_TERMS, GraphError, read_terms
 
-MAX_NODES = 64
 MISMATCH = ("narrow", "wide")
 _BASE = re.compile(r"project\((?:(\w+)\(expand\(x\)\)|mul\((\w+)\(expand\(x\)\),gate\(x\)\))\)")
 
@@ -172,7 +171,7 @@ def _formula_of(digraph: "nx.DiGraph[Any]") -> str:
     if not digraph:
         raise GraphError("the graph is empty")
     if len(digraph) > MAX_TERMS:
-        raise GraphError(f"{len(digraph)} nodes; at most {MAX_NODES} are allowed")
+        raise GraphError(f"{len(digraph)} nodes; at most {MAX_TERMS} are allowed")
     arguments = {name: _arguments_of(digraph, name) for name in digraph}
     for name, sources in arguments.items():
         try:
@@ -227,8 +226,6 @@ def _parsed(text: str) -> FFNGraph:
     # Terms are read in post-order.
     read_terms(text, number)
     nodes = tuple(numbers)
-    if len(nodes) > MAX_NODES:
-        raise GraphError(f"{len(nodes)} nodes; at most {MAX_NODES} are allowed")
     graph = object.__new__(FFNGraph)
     object.__setattr__(graph, "nodes", nodes)
     _check_linear(nodes)

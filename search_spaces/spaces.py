@@ -29,6 +29,7 @@ from search_spaces.counting import (
     is_on_grid,
     position_of,
 )
+from search_spaces.draws import NEAR, RELEASED, Draw, near, released
 from search_spaces.genes import SIZE_GENES, Part, blocks_and_experts, genes_of
 from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
@@ -60,7 +61,8 @@ class Space:
             default. All combinations that are compatible with each other are allowed (`sizes`). A stack of 0 is a layer
             without an FFN, for which the other genes of the FFN have no choices.
         min_params, max_params: bounds on the number of parameters, `cost.params` with `num_labels` and `head`.
-        mutation_rate: the probability with which `sample` draws an operation other than the base graph's.
+        draws: how `sample` draws graphs, one of `draws.DRAWS`.
+        mutation_rate: with "near", the probability of an operation other than the base graph's.
         graph: the base graph, an activation between the linear maps.
         gated: whether graphs may have a second linear map beside `expand`.
         max_height: the largest height of graphs as trees, from 3 to 7, whose binary operations may be nested
@@ -93,6 +95,7 @@ class Space:
     vary: frozenset[str] = frozenset({GRAPHS, SIZES})
     head: HeadCost = CLASSIFIER
     max_height: int | None = None
+    draws: str = NEAR
 
     def __post_init__(self) -> None:
         if self.activation not in UNARY:
@@ -174,20 +177,15 @@ class Space:
         return add(*map(self.cost, architecture.parts)) in self.bounds
 
     def sample(self, rng: random.Random) -> Architecture:
-        """A random architecture: sizes uniform within the budget, graphs near the base graph (see `draw`)."""
+        """A random architecture: sizes uniform within the budget, graphs as `draws` says."""
         return self.suggest(RandomTrial(self.draw, rng))
 
-    def draw(self, name: str, choices: Sequence[str], rng: random.Random) -> str:
-        """One random choice for the parameter `name` of `suggest`.
-
-        An operation is, with probability 1 - mutation_rate, the base graph's, which is the first of `choices`. With a
-        `start`, any choice that defines a graph is, with this probability, the start's. Otherwise it is uniform.
-        """
-        default = self._start_choices.get(name, choices[0] if name.endswith("/op") else None)
-        if default is None:
-            return rng.choice(choices)
-        others = [choice for choice in choices if choice != default]
-        return rng.choice(others) if rng.random() < self.mutation_rate else default
+    @property
+    def draw(self) -> Draw:
+        """A function that makes the random choices for the parameters of `suggest` for one architecture."""
+        if self.draws == RELEASED:
+            return released(self._start_choices, self.activation)
+        return near(self._start_choices, self.mutation_rate)
 
     @cached_property
     def sizes(self) -> tuple[Layer, ...]:

@@ -20,7 +20,8 @@ from typing import NamedTuple
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.spelling import NONE, OWN, PLAIN, GraphTrial, activation_of, activations
 
-# The heights that EfficientBERT's released code allows. No higher tree is sure to keep to the limits of `FFNGraph`.
+# The heights that EfficientBERT's released code allows. A tree of height 7 has at most 255 terms, and `FFNGraph` allows
+# more (`MAX_TERMS`), so it refuses none.
 MIN_HEIGHT, MAX_HEIGHT = 3, 7
 
 

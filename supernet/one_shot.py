@@ -1,5 +1,5 @@
 """The one-shot supernet: one set of shared weights whose slices are trained and evaluated directly, as candidates
-(EfficientBERT, section 3.3, stage 3).
+(EfficientBERT, section 3.2, stage 3).
 """
 
 import random

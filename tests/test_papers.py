@@ -28,7 +28,7 @@ from distill import augment
 from distill.__main__ import main as distill_main
 from distill.__main__ import parser as distill_parser
 from distill.tasks.readers.glue import TASKS
-from nas import inspect
+from nas import compare, inspect
 from nas.config.load import load_config
 from nas.export import command as export
 from nas.final import command as final
@@ -46,6 +46,7 @@ PROGRAMS: dict[str, tuple[Callable[[], ArgumentParser], Callable[[list[str]], in
     "nas.search": (search_parser, search.main),
     "nas.inspect": (inspect.parser, inspect.main),
     "nas.report": (report.parser, report.main),
+    "nas.compare": (compare.parser, compare.main),
     "nas.export": (export.parser, export.main),
     "train_final.py": (final.parser, final.main),
     "distill": (distill_parser, distill_main),
@@ -123,7 +124,17 @@ def test_commands_parse(command: str) -> None:
 FEW = {"--trials": "2", "--steps": "2", "--rounds": "2", "--epochs": "0.1", "--batch-size": "4", "--batches": "3"}
 # The trainings of the published presets, shortened; their models, spaces and budgets stay.
 SHORT = {"steps": 2, "batch_size": 4}
-PHASES = ("finetune", "candidate_pretrain", "candidate", "one_shot_pretrain", "one_shot", "pretrain", "warmup", "final")
+PHASES = (
+    "finetune",
+    "candidate_pretrain",
+    "candidate",
+    "one_shot_warmup",
+    "one_shot_pretrain",
+    "one_shot",
+    "pretrain",
+    "warmup",
+    "final",
+)
 STAGE = {"trials": 2, "confirm": 1, "confirm_seeds": 0}
 WORDS = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
 
@@ -241,6 +252,16 @@ class World:
         options = f"--preset {self.preset('efficientbert')} --tasks sst2,rte --data {self.glue} --skip-base --quiet"
         return self.run("train_final.py", f"efficientbert {options}", "trained")
 
+    def exported(self, task: str) -> Path:
+        """The student of one of these tasks, exported, with its latencies."""
+        name = f"exported-{task}"
+        options = f"{self.trained / task} --batches 3 --rounds 2 --skip-scores"
+        return self.folder / name if (self.folder / name).exists() else self.run("nas.export", options, name)
+
+    @cached_property
+    def tiny(self) -> Path:
+        return self.run("supernet.student", f"tinybert-4 --like {self.teacher} --fresh", "tiny")
+
     @cached_property
     def study(self) -> Path:
         options = f"--stage 1 --preset {self.preset('efficientbert')} --study efficientbert --workers 1"
@@ -264,6 +285,9 @@ class World:
             ),
             "LARGE": lambda: self.bert("large", 4096, 24),
             "READER": lambda: self.bert("reader", 3072, 12, BertForQuestionAnswering),
+            "google/bert_uncased_L-4_H-512_A-8": lambda: self.bert("small", 2048, 4),
+            "TINY": lambda: self.tiny,
+            "OTHER": lambda: self.exported("rte"),
             "GLUE": lambda: self.glue,
             "SQUAD": lambda: self.squad,
             "TEXT": lambda: self.text,
@@ -274,6 +298,7 @@ class World:
             "results/efficientbert": lambda: self.study,
         }
         trained = dict.fromkeys(("nas.export", "nas.report", "nas.inspect"), lambda: self.trained / "sst2")
+        trained["nas.compare"] = lambda: self.exported("sst2")
         result: list[str] = []
         for place, word in enumerate(words):
             before = words[place - 1] if place else ""
@@ -283,7 +308,7 @@ class World:
                 result.append(str(self.preset(word)))
             elif before == "--evaluate":
                 result.append(str(self.trained))
-            elif before == "--out":
+            elif before in ("--out", "--plot"):
                 result.append(f"{self.fresh('out')}{Path(word).suffix}")
             elif word == "OUT":
                 result.append(str(trained[program]()))

@@ -500,7 +500,9 @@ def test_a_student_that_starts_as_a_slice_of_stage_3_s_supernet(tiny_study: Tiny
     assert any(not torch.equal(tensor, inherited[name]) for name, tensor in stored.items())
 
 
-def test_a_student_that_starts_from_random_weights(tiny_study: TinyStudy, tmp_path: Path) -> None:
+def test_a_student_that_starts_from_random_weights(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """EfficientBERT's table 2 without warm-up: nothing of the supernet is in the student, nor in the base model."""
     outs = tmp_path / "one", tmp_path / "two"
     workspace = untrained(tiny_study, tmp_path, "random", *outs, skip_base=False)
@@ -511,6 +513,9 @@ def test_a_student_that_starts_from_random_weights(tiny_study: TinyStudy, tmp_pa
     maps = [name for name, tensor in one.items() if tensor.ndim == 2]
     assert len(maps) > 10 and not any(torch.equal(one[name], inherited[name]) for name in maps)
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    # Nothing is warmed up, which would be thrown away.
+    said = capsys.readouterr().out
+    assert "teacher: fine-tuning" in said and "warm-up" not in said
     # The base model, which would otherwise start as the fine-tuned teacher, is random too.
     facts = json.loads((outs[0] / "metrics.json").read_text())
     models, first = facts["models"], facts["metrics"][0]

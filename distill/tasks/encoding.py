@@ -123,6 +123,15 @@ def joined_rows(parts: Sequence[Arrays]) -> Any:
     return arrays | {"offsets": np.concatenate([[0], np.cumsum(arrays.pop("lengths"))]).astype(np.int64)}
 
 
+def joined(parts: Sequence[Encoded]) -> Encoded:
+    """The rows of several splits of a task, to train on; of questions they have no `sources`."""
+    names = ("input_ids", "token_type_ids", "labels", "places")
+    arrays = [{name: each for name in names if (each := getattr(part, name)) is not None} for part in parts]
+    lengths = [{"lengths": part.lengths} for part in parts]
+    rows = joined_rows([one | length for one, length in zip(arrays, lengths, strict=True)])
+    return Encoded(**rows, task_type=parts[0].task_type)
+
+
 def save_encoded(encoded: Encoded, path: Path) -> None:
     """Write an ``.npz`` file."""
     arrays = {field.name: getattr(encoded, field.name) for field in fields(encoded)}

@@ -101,12 +101,17 @@ def scores_of(task: Task, rows: Mapping[str, np.ndarray]) -> dict[str, Score]:
 
 @dataclass(frozen=True)
 class TaskData(Generic[S]):
-    """A task with its rows: candidates are scored on `search` during the search, final scores are measured on `dev`."""
+    """A task with its rows: candidates are scored on `search` during the search, final scores are measured on `dev`.
+
+    Attributes:
+        ordered: the rows of `train` and `search` in the order of their source; None if there is none.
+    """
 
     task: Task
     train: S
     search: S
     dev: S
+    ordered: S | None = None
 
     def __post_init__(self) -> None:
         task_type = self.task.type
@@ -126,11 +131,14 @@ HELD_OUT = 2_000
 """The maximum number of training rows that are held out to score candidates during the search."""
 
 
-def hold_out(train: S, seed: int = 0, fraction: float | None = None) -> tuple[S, S]:
+def hold_out(train: S, seed: int = 0, fraction: float | None = None, last: bool = False) -> tuple[S, S]:
     """Split training rows into remaining training rows and the search split.
 
     The latter gets this fraction of the rows, by default a tenth but at most `HELD_OUT`. It may be slightly more: rows
     with the same text, and questions about the same context, stay together.
+
+    Args:
+        last: hold out exactly so many of the last rows, the last one first, instead of random ones.
 
     Raises:
         TaskError: there are too few rows.
@@ -138,6 +146,8 @@ def hold_out(train: S, seed: int = 0, fraction: float | None = None) -> tuple[S,
     keys = train.keys()
     copies = Counter(keys)
     wanted = max(1, min(HELD_OUT, len(train) // 10) if fraction is None else round(fraction * len(train)))
+    if last and wanted < len(train):
+        return train.take(range(len(train) - wanted)), train.take(range(len(train) - 1, len(train) - wanted - 1, -1))
     held: set[Hashable] = set()
     for row in np.random.default_rng(seed).permutation(len(train)):
         if wanted <= 0:

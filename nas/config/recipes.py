@@ -119,9 +119,17 @@ class FinalTable(EarlyStoppingTable):
     Attributes:
         start: whether the student inherits from the warmed-up supernet ("supernet") or from the one-shot supernet of
             stage 3 ("one_shot"), or starts from random weights ("random"), as does then the base model.
+        all_rows: whether it also learns from the rows of the search split, which then cannot stop it early.
         objective: settings of the study's objective that differ in this training, such as `{relation = 0.0}`: then the
             student learns from the labels alone.
     """
 
     objective: dict[str, Any] | None = None
     start: Literal["supernet", "one_shot", "random"] = "supernet"
+    all_rows: bool = False
+
+    @model_validator(mode="after")
+    def _may_stop(self) -> "FinalTable":
+        if self.all_rows and self.early_stopping_patience is not None:
+            raise ValueError("all_rows: the search split decides when to stop: leave out early_stopping_patience")
+        return self

@@ -18,7 +18,7 @@ from nas.config.recipes import (
 )
 from nas.config.space import DeploymentTable, KeepTable, SpaceTable
 from nas.config.stages import Stage3Table, StageTable
-from nas.config.values import Corpora, Table, UnitFloat, size
+from nas.config.values import Corpora, Goals, Table, UnitFloat, size
 from search_spaces.base import Base
 
 
@@ -161,17 +161,6 @@ class SupernetTable(Table):
             raise ConfigError(f"supernet.order: there is no {self.order!r}{meant} (orders: {', '.join(ORDERS)})")
 
 
-Goal = Literal["score", "params", "macs", "latency"]
-
-
-def _goals(value: Any) -> Any:
-    names = value.split(",") if isinstance(value, str) else value
-    goals = tuple(names) if isinstance(names, list | tuple) else (names,)
-    if goals not in (("score",), *(("score", name) for name in ("params", "macs", "latency"))):
-        raise ValueError(f"{','.join(map(str, goals))!r} is not one of score; score,params; score,macs; score,latency")
-    return goals
-
-
 class StudyConfig(Table):
     """Everything that determines the results of a study; saved as `config.toml` in the study's folder.
 
@@ -188,6 +177,7 @@ class StudyConfig(Table):
         rows: tasks on the user's own files.
         search_fraction: the fraction of the training rows that is held out to score candidates; None: a tenth, at most
             2,000.
+        search_rows: which ones: "random" ones, or the "last" ones of the data set, as in EfficientBERT.
         goals: what is optimized, "score" or two goals such as "score,params".
         max_length: rows are cut to this many tokens.
         dropout: of students, in training.
@@ -204,6 +194,7 @@ class StudyConfig(Table):
         warmup: the warm-up of the supernet.
         supernet: how candidates inherit from the supernet.
         candidate_pretrain, candidate: the training of every candidate, on text and then on the task.
+        one_shot_warmup: a warm-up on text of the largest model of stage 3's one-shot supernet, before the next two.
         one_shot_pretrain, one_shot: the training of the one-shot supernet of stage 3, on text and then on all tasks.
         pretrain, final: the final training of the searched architecture, on text and then on the task.
         trial_timeout: a trial that takes more than this many seconds fails, and its worker is replaced by a new one.
@@ -218,7 +209,8 @@ class StudyConfig(Table):
     pack_text: bool = False
     rows: dict[str, RowsTable] = Field(default_factory=dict)
     search_fraction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
-    goals: Annotated[tuple[Goal, ...], BeforeValidator(_goals)] = ("score",)
+    search_rows: Literal["random", "last"] = "random"
+    goals: Goals = ("score",)
     max_length: Annotated[int, Field(ge=8, le=512)] = 128
     dropout: UnitFloat = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -234,6 +226,7 @@ class StudyConfig(Table):
     supernet: SupernetTable = SupernetTable()
     candidate_pretrain: TextRecipeTable | None = None
     candidate: RecipeTable
+    one_shot_warmup: TextRecipeTable | None = None
     one_shot_pretrain: TextRecipeTable | None = None
     one_shot: OneShotTable
     pretrain: TextRecipeTable

@@ -44,7 +44,10 @@ class SpaceTable(Table):
             bytes).
         slack: without `min_params`, the lower bound on parameters lies below the upper one by this fraction of
             the distance to the smallest architecture.
-        mutation_rate: the probability with which samples have another operation than the base graph.
+        draws: "near": every operation of a random graph is, with the probability `mutation_rate`, another one than the
+            base graph's; "released": graphs are as frequent as in EfficientBERT's released code, where 93 of 100 differ
+            from the base graph, mostly by one operation.
+        mutation_rate: see `draws`; unused with "released".
         gated: whether graphs may have a second linear map beside `expand`.
         max_height: the arguments of binary operations may be binary operations themselves, in graphs whose longest path
             has at most this number of operations; 7 in EfficientBERT's released code. None: before `expand`, between
@@ -66,6 +69,7 @@ class SpaceTable(Table):
     max_macs: Count | None = None
     max_latency: Latency | None = None
     max_size: FileSize | None = None
+    draws: Literal["near", "released"] = "near"
     mutation_rate: UnitFloat = 0.1
     gated: bool = False
     max_height: Annotated[int, Field(ge=MIN_HEIGHT, le=MAX_HEIGHT)] | None = None

@@ -20,6 +20,8 @@ class StageTable(Table):
         score: what untrained candidates are compared by: "metric": the task's; "fidelity": how well their outputs
             correlate with the teacher's, which has less noise. Trained ones are compared by the task's metric.
         rows: untrained candidates are scored on this many rows of the search split; None: on all.
+        search_fraction: trained candidates are scored on the first rows of the search split, as many as this fraction
+            of all training rows; None: on all.
         trials: how many candidates are evaluated, baselines included.
         sampler: a key of `nas.samplers.SAMPLERS`.
         exploration: the constant of the upper confidence bounds, for `lanas` in standard deviations of the scores
@@ -41,6 +43,7 @@ class StageTable(Table):
     evaluation: Literal["trained", "untrained", "one_shot"] = "trained"
     score: Literal["metric", "fidelity"] = "metric"
     rows: Annotated[int, Field(ge=1)] | None = None
+    search_fraction: PositiveFraction | None = None
     trials: Annotated[int, Field(ge=1, le=1_000_000)]
     sampler: SamplerName = "lanas"
     exploration: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -56,6 +59,13 @@ class StageTable(Table):
     def sampler_settings(self) -> dict[str, float]:
         """The settings of the sampler that are given, as keyword arguments; the sampler has defaults for the others."""
         return {name: value for name in SAMPLER_SETTINGS if (value := getattr(self, name)) is not None}
+
+    @model_validator(mode="after")
+    def _fraction_is_of_trained(self) -> "StageTable":
+        if self.search_fraction is not None and self.evaluation != "trained":
+            other = "rows" if self.evaluation == "untrained" else "one_shot.rows"
+            raise ValueError(f"search_fraction is for trained candidates; for {self.evaluation} ones set {other}")
+        return self
 
     @model_validator(mode="after")
     def _sampler_has_settings(self) -> "StageTable":

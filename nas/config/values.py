@@ -2,7 +2,7 @@
 
 import re
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -128,3 +128,15 @@ class Table(BaseModel):
     """A table of a configuration, in which unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _goals(value: Any) -> Any:
+    names = value.split(",") if isinstance(value, str) else value
+    goals = tuple(names) if isinstance(names, list | tuple) else (names,)
+    if goals not in (("score",), *(("score", name) for name in ("params", "macs", "latency"))):
+        raise ValueError(f"{','.join(map(str, goals))!r} is not one of score; score,params; score,macs; score,latency")
+    return goals
+
+
+# What is optimized: the score, or the score and one cost.
+Goals = Annotated[tuple[Literal["score", "params", "macs", "latency"], ...], BeforeValidator(_goals)]

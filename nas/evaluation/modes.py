@@ -1,7 +1,7 @@
 """The modes of evaluation: how candidates are scored, and what that needs beyond a prepared study."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distill.training.progress import ProgressCallback
@@ -41,6 +41,13 @@ class Mode:
     work: Callable[[StudyConfig], tuple[Work, ...]] = lambda config: ()
 
 
+def _trained(workspace: Workspace, table: StageTable) -> Workspace:
+    if table.search_fraction is None:
+        return workspace
+    rows = sum(len(workspace.folders.rows(name)) for name in ("train", "search"))
+    return replace(workspace, scored=max(1, round(table.search_fraction * rows)))
+
+
 def _untrained(workspace: Workspace, plan: "Plan", device: str, on_progress: ProgressCallback) -> AnyWorkspace:
     tasks = workspace.config.scored_tasks(plan.stage)
     return prepare_untrained(workspace, plan.table, tasks, device, on_progress)
@@ -49,7 +56,7 @@ def _untrained(workspace: Workspace, plan: "Plan", device: str, on_progress: Pro
 # The modes by `StageTable.evaluation`, which is also the attribute `mode` of their workspaces.
 MODES: dict[str, Mode] = {
     "trained": Mode(
-        prepare=lambda workspace, plan, device, on_progress: workspace,
+        prepare=lambda workspace, plan, device, on_progress: _trained(workspace, plan.table),
         evaluator=TrainedEvaluator,
         examples=lambda config, table: None,
         trains=True,
@@ -69,3 +76,8 @@ MODES: dict[str, Mode] = {
         work=one_shot_work,
     ),
 }
+
+
+def scored_rows(config: StudyConfig, table: StageTable, workspace: AnyWorkspace) -> int | None:
+    """The number of rows of the search split on which the candidates of a stage are scored; None: all."""
+    return workspace.scored if isinstance(workspace, Workspace) else MODES[workspace.mode].examples(config, table)

@@ -90,7 +90,7 @@ class TrainedEvaluator:
                 report(step, intermediate[step])
 
         self.train(model, self.training_phases, seed, report_intermediate)
-        rows = self.contributions(model)
+        rows = self.contributions(model, self.workspace.scored)
         score = self.task.score_metric.of_contributions(rows)
         loads = self.loads(model, self.search_rows, INTERMEDIATE_ROWS) if architecture.has_experts else ()
         return Score(score.value, score.standard_error, {"inherited": intermediate[0]}, loads, rows)

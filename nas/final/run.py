@@ -125,7 +125,7 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
     architecture = final.architecture.transferred(base) if final.transfer else final.architecture
     check_architecture(architecture, base, final.config)
     texts = ("warmup", *FINAL)
-    workspace = prepare(final.config, final.device, on_progress, outputs=False, texts=texts, activations=())
+    workspace = prepare(to_prepare(final.config), final.device, on_progress, outputs=False, texts=texts, activations=())
     check_head(architecture, workspace.folders.task.task_type)
     evaluator = TrainedEvaluator(workspace, final.device)
     if is_first_process():
@@ -163,6 +163,13 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
     write_into(final.out, METRICS_FILE, write)
     shutil.rmtree(final.state, ignore_errors=True)
     return metrics
+
+
+def to_prepare(config: StudyConfig) -> StudyConfig:
+    """The configuration for which a final training prepares: without a warm-up if its models start at random."""
+    if config.final.start != "random":
+        return config
+    return config.model_copy(update={"warmup": config.warmup.model_copy(update={"steps": 0})})
 
 
 def check_resumed(final: FinalRun) -> None:

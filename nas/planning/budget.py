@@ -292,6 +292,7 @@ def budgeted_space(
         min_params if SIZES in vary else 1,
         max_params,
         mutation_rate=table.mutation_rate if mutation_rate is None else mutation_rate,
+        draws=table.draws,
         num_labels=num_labels,
         graph=graph,
         gated=table.gated,

@@ -1,5 +1,5 @@
 """The stages of a search: what each of them varies, starts from and may spend, and which winner it passes on
-(EfficientBERT, section 3.3).
+(EfficientBERT, section 3.2).
 """
 
 from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from distill.tasks.task import TaskError
 from distill.training.teacher import check_head, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation import data
-from nas.preparation.phases import CANDIDATE, ON_TEXT, settings_of, table_of
+from nas.preparation.phases import CANDIDATE, ON_TEXT, ONE_SHOT_ON_TEXT, settings_of, table_of
 from nas.preparation.workspace import objectives, student_base
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
@@ -52,10 +52,10 @@ def check(config: StudyConfig) -> None:
         except CutError as error:
             raise ConfigError(f"supernet.cut_from and base: {error}") from None
     try:
-        for name in ("warmup", *CANDIDATE, "one_shot_pretrain", "one_shot"):
+        for name in ("warmup", *CANDIDATE, *ONE_SHOT_ON_TEXT, "one_shot"):
             if table := table_of(config, name):
                 objectives(config, settings_of(config, name), table.build(1), student_config, teacher)
-                if config.space.heads and name != "warmup":
+                if config.space.heads and not name.endswith("warmup"):
                     # Some objectives compare the attention of the last layer alone.
                     heads = [base.heads] * (base.depth - 1) + [min(config.space.heads)]
                     fewest = config_of(student.with_heads(heads), template=teacher)

@@ -103,7 +103,7 @@ def preparation_context(
         source_fingerprint(config.teacher),
         config.task,
         config.max_length,
-        config.search_fraction,
+        config.search_fraction if config.search_rows == "random" else [config.search_fraction, config.search_rows],
         config.finetune.steps == 0,  # whose classes the rows have
     )
     return PreparationContext(

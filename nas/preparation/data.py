@@ -127,13 +127,17 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
         ConfigError: they cannot be read, or are too few to hold some out.
     """
     data = _read(config, corpus)
-    if config.search_fraction is None:
-        return data
+    last = config.search_rows == "last"
+    if config.search_fraction is None and not last:
+        return replace(data, ordered=None)
+    if last and data.ordered is None:
+        raise ConfigError(f'search_rows: the rows of {config.task} have no order: use "random"')
+    rows = data.ordered if last and data.ordered is not None else joined(data.train, data.search)
     try:
-        train, search = hold_out(joined(data.train, data.search), fraction=config.search_fraction)
+        train, search = hold_out(rows, fraction=config.search_fraction, last=last)
     except TaskError as error:
         raise ConfigError(f"search_fraction: {error}") from None
-    return replace(data, train=train, search=search)
+    return replace(data, train=train, search=search, ordered=None)
 
 
 def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
@@ -185,7 +189,8 @@ def contents_of(config: StudyConfig) -> dict[str, str]:
     Raises:
         ConfigError: a task has no data.
     """
-    tables: list[Any] = [config, config.candidate_pretrain, config.one_shot_pretrain, config.pretrain]
+    own_text = (config.candidate_pretrain, config.one_shot_warmup, config.one_shot_pretrain, config.pretrain)
+    tables: list[Any] = [config, *own_text]
     files = [source for table in filter(None, tables) for source in table.corpus or ()]
     for task in config.tasks:
         if task in config.rows:

@@ -22,7 +22,7 @@ from nas.preparation.calibration import calibration_entry
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context
 from nas.preparation.data import TaskFolders
 from nas.preparation.entries import TRAINING, Work, create, largest
-from nas.preparation.phases import TrainingPhase, has_raw_teacher, refusing_divergence, training_phase
+from nas.preparation.phases import ONE_SHOT_ON_TEXT, TrainingPhase, has_raw_teacher, refusing_divergence, training_phase
 from nas.preparation.supernet import is_independent_of_task, supernet_entries, supernet_path
 from nas.preparation.teacher import prepare_task
 from nas.preparation.text import prepare_texts
@@ -55,7 +55,7 @@ def prepare_one_shot(
     contexts = [
         preparation_context(config.model_copy(update={"tasks": (task,)}), device, on_progress) for task in config.tasks
     ]
-    texts = prepare_texts(contexts[0], ["one_shot_pretrain"])
+    texts = prepare_texts(contexts[0], ONE_SHOT_ON_TEXT)
     tasks = tuple(replace(prepare_task(context), texts=texts) for context in contexts)
     if any_order:
         folders = replace(tasks[0], texts=given.folders.texts)
@@ -81,6 +81,7 @@ def prepare_one_shot(
         ),
         has_raw_teacher(config, "one_shot_pretrain"),
         [text.name for _, text in texts] or None,
+        *([] if config.one_shot_warmup is None else [config.one_shot_warmup.model_dump()]),
     )
     made = OneShotWorkspace(workspace, tasks, contexts[0].cache / "one-shot" / key)
     contexts[0].create(
@@ -98,9 +99,12 @@ def one_shot_work(config: StudyConfig) -> tuple[Work, ...]:
     """What takes long when the one-shot supernet is made."""
     table = config.one_shot
     architectures = len(table.widths) or (2 + DRAWN_IN_SANDWICH if table.sandwich else 1)
-    passes = TRAINING * architectures
-    tables = filter(None, (config.one_shot_pretrain, table))
-    return tuple(Work("one-shot supernet: training", largest(config), recipe, passes) for recipe in tables)
+    passes = ((config.one_shot_warmup, 1), (config.one_shot_pretrain, architectures), (table, architectures))
+    return tuple(
+        Work("one-shot supernet: training", largest(config), recipe, TRAINING * each)
+        for recipe, each in passes
+        if recipe
+    )
 
 
 def with_num_labels(space: Space, config: StudyConfig, num_labels: int, head: cost.HeadCost) -> Space:
@@ -152,8 +156,16 @@ def extremes(space: Space) -> tuple[Architecture, Architecture]:
     return smallest, largest
 
 
-def architectures_of_a_step(config: StudyConfig, space: Space) -> tuple[tuple[Architecture, ...], int]:
-    """The architectures that every step of the one-shot supernet trains, and how many others it draws."""
+def architectures_of_a_step(
+    config: StudyConfig, space: Space, table: str = "one_shot"
+) -> tuple[tuple[Architecture, ...], int]:
+    """The architectures that every step of the one-shot supernet trains, and how many others it draws.
+
+    Args:
+        table: the name of the phase's table.
+    """
+    if table == "one_shot_warmup":
+        return extremes(space)[1:], 0
     if config.one_shot.widths:
         assert space.start is not None
         stack = min(filter(None, space.genes["stack"]))
@@ -201,7 +213,7 @@ def _make_one_shot(
     frequencies = study.frequencies()
     supernet = OneShotSupernet(model, heads, space.genes["experts"], frequencies, problem_types(tasks), config.seed)
     learned = projections(study.supernet)
-    for table, names in (("one_shot_pretrain", [config.task]), ("one_shot", config.tasks)):
+    for table, names in (*((table, [config.task]) for table in ONE_SHOT_ON_TEXT), ("one_shot", config.tasks)):
         of_tasks = {name: training_phase(config, table, tasks[name]) for name in names}
         if phases := {name: phase for name, phase in of_tasks.items() if phase}:
             with refusing_divergence(table):
@@ -236,13 +248,13 @@ def _train(
     config = workspace.study.config
     student_config = AutoConfig.from_pretrained(workspace.study.supernet)
     teacher_config = AutoConfig.from_pretrained(workspace.tasks[0].teacher)
-    fixed, drawn = architectures_of_a_step(config, space)
     turns = turns_of(config, phases)
     taught_by = {
         name: load_teacher(config, workspace.by_task[name], raw=True) if phase.raw_teacher else teachers[name]
         for name, phase in phases.items()
     }
     first_phase, *_ = phases.values()
+    fixed, drawn = architectures_of_a_step(config, space, first_phase.table)
     recipe = replace(first_phase.recipe, steps=len(turns))
     learned = dict(learned)
     finished_steps = 0

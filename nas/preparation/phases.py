@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distill.objectives import OBJECTIVES, Settings
-from distill.tasks.encoding import Encoded, take
+from distill.tasks.encoding import Encoded, joined, take
 from distill.training.loop import Diverged
 from distill.training.recipe import Recipe
 from nas.config.recipes import RecipeTable
@@ -16,7 +16,9 @@ from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import TaskFolders
 
 # The tables of training phases on text without labels. `warmup` is one of them if its `source` is "text".
-ON_TEXT = ("candidate_pretrain", "one_shot_pretrain", "pretrain")
+ON_TEXT = ("candidate_pretrain", "one_shot_warmup", "one_shot_pretrain", "pretrain")
+# Those of them that train the one-shot supernet, in order.
+ONE_SHOT_ON_TEXT = ("one_shot_warmup", "one_shot_pretrain")
 # The tables of the training phases of a candidate, and of those of the final training, in order.
 CANDIDATE, FINAL = ("candidate_pretrain", "candidate"), ("pretrain", "final")
 
@@ -93,7 +95,13 @@ def training_phase(config: StudyConfig, name: str, folders: TaskFolders) -> Trai
     if table is None:
         return None
     settings = settings_of(config, name)
-    rows = portion(folders.text(name) if on_text(config, name) else folders.rows("train"), table.fraction, config.seed)
+    if on_text(config, name):
+        rows = folders.text(name)
+    elif name == "final" and config.final.all_rows:
+        rows = joined([folders.rows("train"), folders.rows("search")])
+    else:
+        rows = folders.rows("train")
+    rows = portion(rows, table.fraction, config.seed)
     return TrainingPhase(name, rows, table.build(len(rows)), settings, has_raw_teacher(config, name))
 
 

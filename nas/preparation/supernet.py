@@ -41,6 +41,7 @@ from nas.preparation.workspace import projections as learned_projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
+from search_spaces.draws import NEAR
 from search_spaces.graph import FFNGraph
 from search_spaces.spaces import Space
 from supernet.build import added_operations, build, from_teacher, layer_output_statistics, set_dropout
@@ -131,12 +132,15 @@ def _warmup_key(context: PreparationContext) -> list[Any]:
     text = None
     if config.warmup.source == "text":
         text = [text_folder(context, corpora_of(config, "warmup")).name, config.text_teacher]
-    drawn = config.warmup.graphs == "sampled"
+    space = config.space
+    drawn: list[Any] = []
+    if config.warmup.graphs == "sampled":
+        drawn = [space.mutation_rate, space.max_height, *([] if space.draws == NEAR else [space.draws])]
     return [
         base_key,
         config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed", "mixed_precision"}),
         [config.space.mismatch, max(config.space.stacks), config.supernet.order, config.space.varies_heads],
-        [config.space.mutation_rate, config.space.max_height, added_operations()] if drawn else None,
+        [*drawn, added_operations()] if drawn else None,
         text,
     ]
 
@@ -360,6 +364,7 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
         table.mutation_rate,
         graph=graph,
         max_height=table.max_height,
+        draws=table.draws,
     )
     rng = random.Random(config.seed)
     return lambda: [ffn.graph for ffn in space.sample(rng).ffns]

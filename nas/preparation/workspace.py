@@ -38,6 +38,7 @@ class Workspace:
         supernet: the folder of the warmed-up supernet.
         compensation: the files of compensated inheritance; None if candidates are sliced.
         outputs: the teacher's saved outputs for the candidates, as pairs of a training phase's table and a folder.
+        scored: trained candidates are scored on the first so many rows of the search split; None: on all.
     """
 
     mode: ClassVar[str] = "trained"
@@ -47,6 +48,7 @@ class Workspace:
     supernet: Path
     compensation: "Compensation | None" = None
     outputs: tuple[tuple[str, Path], ...] = ()
+    scored: int | None = None
 
     @property
     def study(self) -> "Workspace":

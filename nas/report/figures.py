@@ -220,6 +220,18 @@ def _front(axis: Any, stage: Stage, cost: str, references: Sequence[Candidate]) 
                           textcoords="offset points", ha="right", va="top", fontsize=8)  # fmt: skip
 
 
+def plane(points: Sequence[tuple[str, float, float]], x: str, y: str) -> "Figure":
+    """Named points in one plane, whose axes have these names (EfficientBERT, figure 1)."""
+    drawn = figure(6.4, 4.2)
+    axis = drawn.subplots()
+    axis.set(xlabel=x, ylabel=y)
+    for (name, right, up), (color, _, marker) in zip(points, cycle(LINES), strict=False):
+        axis.scatter([right], [up], s=42, color=color, marker=marker, zorder=3)
+        axis.annotate(name, (right, up), xytext=(6, 5), textcoords="offset points", fontsize=8)
+    axis.margins(0.14)
+    return drawn
+
+
 def over_steps(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> "Figure":
     """Losses over training steps (EfficientBERT, figure 4).
 

@@ -227,8 +227,7 @@ def nonlinearity(study: Study) -> Section | None:
     )
     note = Text(
         "small",
-        "Every linear map is the mean of its input channels, and the value is the mean of the outputs. In whole models "
-        "every block is the mean of its input and its output, and attention is left out; the paper has weights of 1 "
-        "instead of means.",
+        "Linear maps add up their two input channels, and the value is the mean of the outputs. In whole models "
+        "every block is the mean of its input and its output, and attention is left out.",
     )
     return Section("nonlinearity", "Nonlinearity of the FFNs", [picture, note])

@@ -1,9 +1,9 @@
 """The nonlinearity of FFNs as a function of two input channels (EfficientBERT, figure 5).
 
-The operations of a graph are those of `search_spaces.operations`. Each linear map is the mean over its input channels:
-its weights are equal, and its bias is 0. So what is left is what the operations do. The value is the mean over the two
-output channels. For a whole architecture every block is h <- (h + f(h)) / 2, with a mean in place of the LayerNorm and
-without attention. The paper has weights of 1 instead, by which values grow with the width.
+The operations of a graph are those of `search_spaces.operations`. Each linear map has the weights 1 and the bias 0, so
+that what is left is what the operations do: it is the sum of its two input channels. (The paper does not say how many
+inner channels there are.) The value is the mean over the two output channels. For a whole architecture every block is
+h <- (h + f(h)) / 2, with a mean in place of the LayerNorm and without attention.
 
 The formula of a graph (`search_spaces.formula.expression`) is the same function, but sympy takes minutes to insert
 values into a nested maximum.
@@ -38,7 +38,7 @@ def applied(graph: FFNGraph, x_CPP: np.ndarray) -> np.ndarray:
             return x_CPP
         function = OPERATIONS[op].function
         if function is None:
-            return np.broadcast_to(arguments[0].mean(axis=0), x_CPP.shape)
+            return np.broadcast_to(arguments[0].sum(axis=0), x_CPP.shape)
         with np.errstate(over="ignore"):  # exp(-x) in sigmoid and swish
             result: np.ndarray = function(*arguments)
         return result

@@ -15,7 +15,7 @@ from distill.training.loop import device_type
 from distill.training.teacher import load_config
 from foundation.files import read_json, write_text
 from nas.config.schema import ConfigError, StudyConfig
-from nas.evaluation.modes import MODES
+from nas.evaluation.modes import MODES, scored_rows
 from nas.evaluation.trained import TrainedEvaluator
 from nas.latency.measure import measure_whole
 from nas.planning import keep
@@ -175,13 +175,13 @@ class Search:
         sampler = sampler_of(plan, self.workspace)
         if plan.references:
             references = ledger.open_study(self.search.url, f"{self.prefix}{REFERENCE}", goals=plan.goals)
-            self._record_teacher(references, plan)
+            self._record_teacher(references, plan, workspace)
             ledger.requeue_unfinished(references)
             ledger.enqueue_missing(references, plan.space, plan.references)
             self._run("reference models", references, plan.space, workspace, rungs=plan.table.rungs)
             self.references = ledger.finished(references)
         study = ledger.open_study(self.search.url, f"{self.prefix}{plan.study}", sampler, plan.goals)
-        self._record_teacher(study, plan)
+        self._record_teacher(study, plan, workspace)
         ledger.requeue_unfinished(study)
         ledger.enqueue_missing(study, plan.space, plan.enqueued)
         self._run(
@@ -346,13 +346,13 @@ class Search:
             fixed = limit.fixed + limit.cost(space.base, least.head) + limit.cost(space.base, least.embedding)
         return keep.ladder(fixed, limit.total(whole), smallest)
 
-    def _record_teacher(self, study: optuna.Study, plan: Plan) -> None:
+    def _record_teacher(self, study: optuna.Study, plan: Plan, workspace: AnyWorkspace) -> None:
         """Record the teacher's score on the rows on which this stage scores its candidates, unless it scores them
         on several tasks.
         """
         if len(self.given.scored_tasks(plan.stage)) > 1 or TEACHER in study.user_attrs:
             return
-        rows = self._teacher_rows[: MODES[plan.table.evaluation].examples(self.given, plan.table)]
+        rows = self._teacher_rows[: scored_rows(self.given, plan.table, workspace)]
         task = self.workspace.folders.task
         score = task.score_metric.of_contributions(rows).value
         study.set_user_attr(TEACHER, {"task": self.workspace.config.task, "score": score})

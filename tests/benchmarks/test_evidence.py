@@ -16,7 +16,7 @@ from benchmarks import evidence, signals
 from benchmarks.__main__ import main
 from benchmarks.common import BenchmarkError, Report, read_results
 from benchmarks.evidence import Signal, others, show
-from benchmarks.signals import KEPT, RUNG, SEARCH, TARGET, draw, draw_allocations
+from benchmarks.signals import KEPT, RUNG, SEARCH, TARGET, draw, draw_allocations, on_task
 from search_spaces import Space
 from search_spaces.equivalence import function_key
 from tests.benchmarks.tables import cells_of
@@ -99,11 +99,15 @@ def test_it_goes_on_where_it_was_cut_short(
         path.write_text(json.dumps(json.loads(file.read_text()) | {"results": results}))
 
     command = ("--preset", tiny_study.preset, "--architectures", 4, "--full-steps", 7, "--seeds", 1, 2, "--json", file)
+    command += ("--tasks", "neighbours")
     first, _ = run(*command)
     whole = read_results(file, "evidence")["results"]
     assert set(whole["measured"]) == {
-        f"{place}{seed}" for place in range(4) for seed in ("", "/1", "/1/search", "/2", "/2/search")
+        f"{place}{seed}"
+        for place in range(4)
+        for seed in ("", "/1", "/1/search", "/1/neighbours", "/2", "/2/search", "/2/neighbours")
     }
+    assert "neighbours" in cells_of(first)
     table = ("--seeds", 1, 2, "--table")
     assert first == run(*table, file)[0]
 
@@ -161,6 +165,21 @@ def test_the_table_of_all_signals(shown: Show) -> None:
     assert list(lines)[-1] == RUNG, "the best is first"
     assert "12 architectures, 400 steps (5 s), seeds 1, 2" in text
     assert "from seed to seed 0.0000" in text
+
+
+def test_the_score_of_the_search_against_other_tasks(shown: Show) -> None:
+    """As in EfficientBERT's figure 3: one tau for each task."""
+    results = raw()
+    results["settings"]["tasks"] = ["same", "reversed"]
+    for name, row in list(results["measured"].items()):
+        if name.count("/") == 1:
+            value, seconds = row[TARGET]
+            results["measured"][f"{name}/same"] = {on_task("same"): (value, seconds)}
+            results["measured"][f"{name}/reversed"] = {on_task("reversed"): (1 - value, seconds)}
+    lines = cells_of(shown(results, (1, 2)))
+    searched = cells_of(shown(raw(), (1, 2)))[f"{SEARCH} (60 steps)"]
+    assert lines["same"][:2] == searched[:2] and on_task("same") not in lines
+    assert float(lines["reversed"][0]) == -float(lines["same"][0]) != 0
 
 
 def test_a_signal_is_not_compared_with_the_end_of_its_own_training(shown: Show) -> None:

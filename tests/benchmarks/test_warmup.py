@@ -20,4 +20,7 @@ def test_the_smallest_run(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.
     rows = json.loads(path.read_text())["results"]["measured"]
     assert set(rows) == {f"{steps} steps, seed {seed}" for steps in (0, 2) for seed in (1, 2)}
     assert all(len(row["losses"]) == tiny_study.config.candidate.steps for row in rows.values())
+    assert main(["warmup", *command, "--base-model", "--json", str(tmp_path / "base.json")]) == 0
+    base = json.loads((tmp_path / "base.json").read_text())["results"]["measured"]
+    assert base.keys() == rows.keys() and all(row["losses"] != rows[name]["losses"] for name, row in base.items())
     assert all(0 <= row["after"] <= 1 and row["loss"] > 0 for row in rows.values())

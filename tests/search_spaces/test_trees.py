@@ -17,6 +17,8 @@ from search_spaces.grammar import choices_of, count_graphs, suggest_graph
 from search_spaces.operations import BINARY, UNARY
 from search_spaces.published import PUBLISHED
 from search_spaces.spaces import GRAPHS, SpaceError
+from search_spaces.spelling import RandomTrial
+from search_spaces.terms import MAX_TERMS
 from search_spaces.trees import height_of, suggest_tree
 from tests.search_spaces.small_spaces import HIGH, LOW, kinds_of_space
 from tests.search_spaces.strategies import small_space
@@ -252,6 +254,17 @@ def test_the_largest_graphs_are_valid(gated: bool) -> None:
         fingerprint(graph, space.base, 24)
         sizes.append(len(graph.nodes))
     assert max(sizes) > 25
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_every_rate_draws_graphs(gated: bool) -> None:
+    """No draw is refused, whatever the rate: at 1, one of a hundred has more than 64 nodes."""
+    sizes = []
+    for rate in (0.0, 0.1, 0.5, 0.9, 1.0):
+        space = replace(small_space(1, 10**9), max_height=7, gated=gated, mutation_rate=rate)
+        rng = random.Random(0)
+        sizes += [len(space.suggest_graph(RandomTrial(space.draw, rng), "a").nodes) for _ in range(2_000)]
+    assert 64 < max(sizes) < MAX_TERMS
 
 
 @pytest.mark.parametrize("kind", ["both", "graphs", "graphs, no FFN"])

@@ -65,8 +65,7 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
         task = Task(name, tags, TOKEN_CLASSIFICATION, ("accuracy",) if other else ("f1", "accuracy"))
     except ValueError as error:
         raise TaskError(f"{train_file if data is not None else data_set}: {error}") from None
-    train, search = hold_out(train)
-    return TaskData(task, train, search, dev)
+    return TaskData(task, *hold_out(train), dev, ordered=train)
 
 
 def task_type(name: str) -> str:

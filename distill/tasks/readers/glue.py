@@ -118,8 +118,7 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
         splits = [from_columns(source, hub.columns(source.hub[0], s, source.hub[1])) for s in ("train", source.hub_dev)]
     else:
         splits = [read(source, file) for file in official_files(source, data, "train.tsv", source.dev_file)]
-    train, search = hold_out(splits[0])
-    return TaskData(source.task, train, search, splits[1])
+    return TaskData(source.task, *hold_out(splits[0]), splits[1], ordered=splits[0])
 
 
 def trained_on(name: str) -> str:

@@ -38,8 +38,8 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
         if name == "squad" and not all(split.answers):
             first = split.ids[split.answers.index(())]
             raise TaskError(f"{place}: the question {shortened(first)} has no answer: use the task squad_v2")
-    train, search = hold_out(splits[0])
-    return TaskData(Task(name, (), QUESTION_ANSWERING, ("f1", "exact_match")), train, search, splits[1])
+    task = Task(name, (), QUESTION_ANSWERING, ("f1", "exact_match"))
+    return TaskData(task, *hold_out(splits[0]), splits[1], ordered=splits[0])
 
 
 def task_type(name: str) -> str:

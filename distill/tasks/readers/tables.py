@@ -50,8 +50,7 @@ def table_task(
     except ValueError as error:
         raise TableError(str(error)) from None
     dev_rows, _ = read_rows(dev, text, label, pair, classes or None, task_type)
-    kept, search = hold_out(rows)
-    return TaskData(task, kept, search, dev_rows)
+    return TaskData(task, *hold_out(rows), dev_rows, ordered=rows)
 
 
 def text_task(train: Path, dev: Path, text: str) -> TaskData[SentenceSplit]:
@@ -64,8 +63,7 @@ def text_task(train: Path, dev: Path, text: str) -> TaskData[SentenceSplit]:
     """
     _check_different(train, dev)
     rows, dev_rows = (SentenceSplit(tuple(read_columns(file, [text])[text])) for file in (train, dev))
-    kept, search = hold_out(rows)
-    return TaskData(Task(text, (), EMBEDDINGS, ("cosine", "neighbours")), kept, search, dev_rows)
+    return TaskData(Task(text, (), EMBEDDINGS, ("cosine", "neighbours")), *hold_out(rows), dev_rows, ordered=rows)
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> dict[str, list[str]]:

@@ -98,6 +98,10 @@ def test_what_is_held_out() -> None:
     for fraction, count in ((0.01, 500), (0.1, 5_000), (0.000001, 1)):
         train, search = hold_out(many, fraction=fraction)
         assert (len(train), len(search)) == (50_000 - count, count)
+    train, search = hold_out(many, fraction=0.1, last=True)
+    assert train.texts == many.texts[:45_000] and search.texts == many.texts[:44_999:-1]
+    with pytest.raises(TaskError, match="too few"):
+        hold_out(SPLIT, fraction=0.9, last=True)
     two = QuestionSplit(("1", "2", "3"), ("a?", "b?", "c?"), ("x", "x", "y"), ((), (), ()))
     train_, search_ = hold_out(two)
     assert {len(set(train_.contexts)), len(set(search_.contexts))} == {1}

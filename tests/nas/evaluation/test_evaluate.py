@@ -12,8 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from distill.tasks.metrics import standard_error
 from distill.training.loop import Diverged
+from distill.training.progress import ignore_progress
 from distill.training.teacher_outputs import SavedTeacher
+from nas.evaluation.modes import MODES
 from nas.evaluation.trained import TrainedEvaluator
+from nas.planning.stages import plan
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from nas.workers.runner import evaluator_of
@@ -40,6 +43,19 @@ def test_a_score_is_decided_by_architecture_and_seed(workspace: Workspace) -> No
     assert reports[0][1] == first.parts["inherited"]
     assert first.standard_error == standard_error(first.value, len(again.search_rows))
     assert first.value > 1 / 3
+
+
+def test_a_stage_may_score_on_a_part_of_the_search_split(workspace: Workspace) -> None:
+    """On the first of its rows, as many as the fraction of all training rows."""
+    folders, config = workspace.folders, workspace.config
+    total = len(folders.rows("train")) + len(folders.rows("search"))
+    stage1 = config.stage1.model_copy(update={"search_fraction": Fraction(1, 50)})
+    given = replace(workspace, config=config.model_copy(update={"stage1": stage1}))
+    prepared = MODES["trained"].prepare(given, plan(given.config, given, "1", None, ()), "cpu", ignore_progress)
+    whole, part = (TrainedEvaluator(each, "cpu").evaluate(uniform(each), 0) for each in (workspace, prepared))
+    assert whole.rows is not None and part.rows is not None
+    assert len(part.rows) == round(total / 50) < len(whole.rows)
+    assert np.array_equal(part.rows, whole.rows[: len(part.rows)]) and part.value == part.rows.mean()
 
 
 def test_candidates_without_training_are_scored_as_they_inherit(tiny_study: TinyStudy) -> None:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 import torch
@@ -13,6 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from distill.encoders.parts import output_layer
+from distill.tasks.corpora import embedded_corpus
+from distill.tasks.encoding import take
 from distill.tasks.readers import conll, squad
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.evaluation import EvalSet
@@ -26,7 +29,7 @@ from nas.preparation import data
 from nas.preparation.context import preparation_context
 from nas.preparation.data import TaskFolders, stored_task
 from nas.preparation.one_shot import prepare_one_shot, weights_file
-from nas.preparation.phases import TrainingPhase
+from nas.preparation.phases import TrainingPhase, training_phase
 from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_data
 from nas.preparation.workspace import OneShotWorkspace
@@ -182,6 +185,36 @@ def test_the_fraction_that_is_held_out(tiny_study: TinyStudy, tmp_path: Path) ->
     assert sizes[0.5] == {"train": 60, "search": 60, "dev": 40}
     with pytest.raises(ConfigError, match="search_fraction"):
         load_config(str(preset), {"search_fraction": 1.5})
+
+
+def test_the_last_rows_are_held_out(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """As in EfficientBERT: the last ones of the file, of which stages 1 and 2 score on the very last."""
+    preset = study(tiny_study, tmp_path / "rows", "both")
+    config = load_config(str(preset), {"search_fraction": 0.1, "search_rows": "last", "tasks": ["mine"], "data": None})
+    rows = data.read(config.model_copy(update={"search_rows": "random"}), lambda: None)
+    file = Path(config.rows["mine"].train).read_text().splitlines()[1:]
+    last = [line for line in file[-12:][::-1]]
+    found = data.read(config, lambda: None)
+    assert len(found.search) == len(rows.search) == 12
+    assert all(text in line for text, line in zip(found.search.texts, last, strict=True))
+    assert keys(config)[0] != keys(config.model_copy(update={"search_rows": "random"}))[0]
+    with pytest.raises(ConfigError, match='search_rows: the rows of neighbours have no order: use "random"'):
+        data.read(config.model_copy(update={"tasks": ("neighbours",)}), embedded_corpus)
+
+
+def test_the_final_training_may_learn_from_all_rows(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    preset = study(tiny_study, tmp_path / "rows", "both")
+    config = load_config(str(preset), {"final.all_rows": True})
+    made = prepare_data(preparation_context(config, "cpu"))
+    folders = TaskFolders(made, made)
+    every = training_phase(config, "final", folders)
+    assert every is not None and len(every.rows) == 120
+    parts = [folders.rows("train"), folders.rows("search")]
+    for row, expected in ((0, take(parts[0], np.array([0]))), (108, take(parts[1], np.array([0])))):
+        alone = take(every.rows, np.array([row]))
+        assert np.array_equal(alone.input_ids, expected.input_ids) and alone.labels == expected.labels
+    with pytest.raises(ConfigError, match="all_rows: the search split decides when to stop"):
+        load_config(str(preset), {"final.all_rows": True, "final.early_stopping_patience": 2})
 
 
 def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.final.training import final_phases
 from nas.planning.budget import budgeted_space
 from nas.preparation.context import preparation_context
-from nas.preparation.one_shot import prepare_one_shot, turns_of
+from nas.preparation.one_shot import prepare_one_shot, turns_of, weights_file
 from nas.preparation.phases import FINAL, portion, training_phase
 from nas.preparation.prepare import prepare
 from nas.preparation.supernet import new_supernet, order_inputs, supernet_path
@@ -280,6 +281,26 @@ def test_one_shared_supernet_for_all_tasks_in_any_order(protocol: Path) -> None:
         assert list(evaluator.tasks) == [tasks[0]]
         alone_scores.append(evaluator.evaluate(uniform(workspace)).value)
     assert sum(alone_scores) / 2 == pytest.approx(scores[0]) and alone_scores[0] != alone_scores[1]
+
+
+def test_a_warm_up_of_the_whole_one_shot_supernet(protocol: Path) -> None:
+    """It trains what a space of a single size would."""
+    recipe = {"steps": 3, "batch_size": 8, "learning_rate": 1e-3}
+    shared = []
+    for table in ("one_shot_warmup", "one_shot_pretrain"):
+        changes = {f"{table}.{name}": value for name, value in recipe.items()} | {"one_shot.steps": 0}
+        changes |= {"one_shot_pretrain.steps": 0} if table == "one_shot_warmup" else {}
+        config = load_config(str(protocol), changes)
+        workspace = prepare(config, "cpu", outputs=False)
+        base, graph = workspace.base()
+        start = Architecture.uniform(base, graph, max(config.space.stacks))
+        space = budgeted_space(config, base, graph, workspace.num_labels, start=start, vary=frozenset({SIZES}))
+        if table == "one_shot_pretrain":
+            sizes = {"stack": (max(config.space.stacks),), "expansion": (Fraction(1),)}
+            space = replace(space, genes={**space.genes, **sizes}, max_params=10**9)
+        shared.append(load_file(weights_file(prepare_one_shot(workspace, space, "cpu").one_shot)))
+    assert shared[0].keys() == shared[1].keys()
+    assert all(torch.equal(tensor, shared[1][name]) for name, tensor in shared[0].items())
 
 
 def test_the_one_shot_supernet_depends_on_all_sizes_that_are_drawn(protocol: Path) -> None:

@@ -23,16 +23,16 @@ def gelu(value: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("formula", "expected"),
     [
-        ("project(gelu(expand(x)))", lambda: gelu((X + Y) / 2)),
-        ("tanh(project(gelu(expand(x))))", lambda: np.tanh(gelu((X + Y) / 2))),
-        ("project(relu(expand(tanh(x))))", lambda: np.maximum((np.tanh(X) + np.tanh(Y)) / 2, 0)),
+        ("project(gelu(expand(x)))", lambda: 2 * gelu(X + Y)),
+        ("tanh(project(gelu(expand(x))))", lambda: np.tanh(2 * gelu(X + Y))),
+        ("project(relu(expand(tanh(x))))", lambda: 2 * np.maximum(np.tanh(X) + np.tanh(Y), 0)),
         (
             "add(project(gelu(expand(x))),relu(x))",
-            lambda: gelu((X + Y) / 2) + (np.maximum(X, 0) + np.maximum(Y, 0)) / 2,
+            lambda: 2 * gelu(X + Y) + (np.maximum(X, 0) + np.maximum(Y, 0)) / 2,
         ),
-        # The product of an inner value with each of the input's channels; `project` is the mean over them.
-        ("project(mul(gelu(expand(x)),x))", lambda: gelu((X + Y) / 2) * (X + Y) / 2),
-        ("project(mul(swish(expand(x)),gate(x)))", lambda: ((X + Y) / 2) ** 2 / (1 + np.exp(-(X + Y) / 2))),
+        # The product of an inner value with each of the input's channels; `project` is the sum over them.
+        ("project(mul(gelu(expand(x)),x))", lambda: gelu(X + Y) * (X + Y)),
+        ("project(mul(swish(expand(x)),gate(x)))", lambda: 2 * (X + Y) ** 2 / (1 + np.exp(-(X + Y)))),
     ],
 )
 def test_of_graphs(formula: str, expected: Callable[[], np.ndarray]) -> None:
@@ -41,9 +41,9 @@ def test_of_graphs(formula: str, expected: Callable[[], np.ndarray]) -> None:
 
 @pytest.mark.parametrize("formula", ["project(swish(expand(x)))", "elu(project(sigmoid(expand(x))))"])
 def test_the_symbolic_formula_is_the_same_function(formula: str) -> None:
-    """Where both inputs are equal, every mean is over equal channels, so the linear maps change nothing."""
+    """Where both inputs are equal, every sum is over two equal channels, so the linear maps double."""
     graph, x = FFNGraph.parse(formula), sympy.Symbol("x", real=True)
-    symbolic = expression(graph).replace(sympy.core.function.AppliedUndef, lambda argument: argument)
+    symbolic = expression(graph).replace(sympy.core.function.AppliedUndef, lambda argument: 2 * argument)
     values = sympy.lambdify(x, symbolic)(np.diag(X))
     assert np.diag(surface.of_graph(graph)) == pytest.approx(values)
 
@@ -52,7 +52,7 @@ def test_of_architectures() -> None:
     whole = Architecture.of_ffns(BASE, (FFN(GELU, 2, Fraction(1, 2), DENSE), FFN(GELU, 0)))
     hidden = np.stack([X, Y])
     for _ in range(2):
-        hidden = (hidden + gelu(hidden.mean(axis=0))) / 2
+        hidden = (hidden + 2 * gelu(hidden.sum(axis=0))) / 2
     assert surface.of_architecture(whole) == pytest.approx(hidden.mean(axis=0))
     without = Architecture.of_ffns(BASE, (FFN(GELU, 0),) * 2)
     assert surface.of_architecture(without) == pytest.approx((X + Y) / 2)
