@@ -21,7 +21,11 @@ def test_every_objective_is_compared() -> None:
     ("options", "baseline", "only"),
     [
         (["--layers", "1"], "none", ["microbert, 4 head experts", "4 experts", "kd, assistant"]),
-        (["--mixtures"], "usual", ["order random", "token gate, top 2", "1 expert", "width 4/3", "last layer", "labels alone"]),
+        (
+            ["--mixtures"],
+            "usual",
+            ["order random", "token gate, top 2", "1 expert", "width 4/3", "last layer", "labels alone"],
+        ),
     ],
 )
 def test_the_smallest_run(
