@@ -245,7 +245,7 @@ def test_everything_random_depends_on_the_seed(fixtures: Path) -> None:
 
 
 def test_importance_on_all_rows(fixtures: Path) -> None:
-    """Every row counts once, so the experts' channels depend neither on the seed nor on the batches, as they do on few."""
+    """Every row counts once, so the experts' channels depend neither on the seed nor on the batches."""
     weights = {}
     for few, seed, size in (("0", "3", "4"), ("0", "4", "7"), ("1", "3", "4"), ("1", "4", "4")):
         options = ["--experts", "4", "--seed", seed, "--importance-batches", few, "--batch-size", size]
