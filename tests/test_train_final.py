@@ -405,6 +405,11 @@ def test_minimoe_learns_relations_on_text_and_then_from_labels_alone(
     learns = objective.make(objective.settings_with_labels(settings_of(config, "final")), student, teacher)
     assert {term.name: term.weight for term in learns.terms} == {"labels": 1.0, "balance": 0.01}
     assert not learns.needs_teacher
+    # Figure 5: without the balance in the second step.
+    once = load_config(str(given.preset), {"final.objective.balance": 0.0})
+    learns = objective.make(objective.settings_with_labels(settings_of(once, "final")), student, teacher)
+    assert [term.name for term in learns.terms] == ["labels"]
+    assert settings_of(once, "pretrain") == settings_of(config, "pretrain")
     published = PUBLISHED["minimoe-4l-96h"]
     own = replace(published.base, depth=2)
     Architecture.of_ffns(own, published.ffns[:2], attention_experts=2).save(given.architecture)
