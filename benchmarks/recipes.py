@@ -6,7 +6,8 @@ a teacher. Further settings are the ablations of MicroBERT (its table 3) and MoE
 assistant.
 
 With --mixtures the student has all layers, each a mixture of experts that is cut out of the teacher and learns by
-MoEBERT's objective; each setting changes one or two things of the setting `usual` (MoEBERT, figures 2 and 3).
+MoEBERT's objective; each setting changes one or two things of the setting `usual` (MoEBERT, table 3 and figures 2 and
+3). Each seed has routing tables and gates of its own.
 
 All students of one seed see the same batches in the same order; differences are between scores of one seed on the whole
 dev split.
@@ -47,7 +48,9 @@ class Setting:
     """An objective with its settings, and what is special about the student.
 
     Attributes:
-        shared: the fraction of its channels that an expert has in common with the others.
+        width: the channels of an expert, as a multiple of `--width`.
+        shared: the channels that an expert has in common with the others, likewise: they stay the same as the width
+            changes, as in MoEBERT's figure 2a.
         order: by what the channels are sorted before they are dealt out.
         assistant: the student learns from one of its depth with all inner channels.
     """
@@ -55,6 +58,7 @@ class Setting:
     objective: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     experts: int = 1
+    width: Fraction = Fraction(1)
     shared: Fraction = Fraction(2, 3)
     order: str = "importance"
     routing: str = "hash"
@@ -97,6 +101,12 @@ MIXTURES = {
     "1 expert": replace(USUAL, experts=1),
     "2 experts": replace(USUAL, experts=2),
     "8 experts": replace(USUAL, experts=8),
+    "width 2/3": replace(USUAL, width=Fraction(2, 3)),
+    "width 4/3": replace(USUAL, width=Fraction(4, 3)),
+    "width 3/2": replace(USUAL, width=Fraction(3, 2)),
+    "every second layer": replace(USUAL, settings={"balance": 0.01, "layers": "alternate"}),
+    "last layer": replace(USUAL, settings={"balance": 0.01, "layers": "last"}),
+    "labels alone": replace(USUAL, objective="none", settings={}),
 }
 
 
@@ -148,13 +158,13 @@ def run(options: Namespace, report: Report) -> None:
         architecture = mixture_architecture(
             shallow.config,
             setting.experts,
-            width=width,
+            width=int(width * setting.width),
             shared=int(width * setting.shared),
             routing=setting.routing,
             top_k=setting.top_k,
             head_experts=setting.head_experts,
         )
-        return split_model(shallow, architecture, scores_of_channels(setting.order, seed), counts)
+        return split_model(shallow, architecture, scores_of_channels(setting.order, seed), counts, seed)
 
     def distil_into(setting: Setting, seed: int) -> Row:
         torch.manual_seed(seed)

@@ -1,10 +1,11 @@
 """The base of an architecture: the parts of the encoder that are not searched."""
 
 from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
 from typing import Any
 
 from foundation.errors import shortened
-from search_spaces.checks import ArchitectureError, check_integer
+from search_spaces.checks import ArchitectureError, as_fraction, check_integer
 from search_spaces.graph import MISMATCH
 
 # Upper bounds, far larger than any encoder and small enough that sums of sizes fit into machine integers.
@@ -25,7 +26,7 @@ LARGEST = {
 MAY_BE_ZERO = ("positions", "token_types", "position_biases", "relative_positions")
 LEFT_OUT = {
     **{"trigrams": True, "position_biases": 0, "relative_positions": 0, "pre_norm": False, "biases": "all"},
-    **{"embeddings_norm": True, "norm_biases": True, "first_norm": True},
+    **{"embeddings_norm": True, "norm_biases": True, "first_norm": True, "attention_capacity": None},
     **{"dense_heads": False, "late_pooling": False, "dense_word_head": True, "tied": True},
 }
 MOST_EXPERTS = 64
@@ -78,6 +79,8 @@ class Base:
             in training. The default is Switch's. MiniMoE's released code adds noise up to 0.1 to the logits instead.
         capacity_per: what an expert's `capacity` is counted over: the tokens of each "sentence", so that a sentence's
             result does not depend on its batch; or all tokens of a "batch", as in Switch and MiniMoE (appendix B).
+        attention_capacity: `Experts.capacity` of the experts of every attention, likewise. Tokens beyond it have zeros
+            as query, key and value, and pass through the residual connection alone. None means no limit.
 
     Raises:
         ArchitectureError: a value is of the wrong type or size, or the heads do not divide the width.
@@ -108,6 +111,7 @@ class Base:
     gate_scale: str = "relative"
     gate_jitter: float = 0.01
     capacity_per: str = "sentence"
+    attention_capacity: Fraction | None = None
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():
@@ -126,6 +130,11 @@ class Base:
         jitter = self.gate_jitter
         if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter < 1:
             raise ArchitectureError(f"base.gate_jitter: must be a number from 0 to below 1, not {shortened(jitter)}")
+        if self.attention_capacity is not None:
+            capacity = as_fraction("base.attention_capacity", self.attention_capacity)
+            if capacity <= 0:
+                raise ArchitectureError(f"base.attention_capacity: must be above 0, not {capacity}")
+            object.__setattr__(self, "attention_capacity", capacity)
         if self.width % self.heads:
             raise ArchitectureError(f"base.heads: {self.heads} heads do not divide the width {self.width}")
 
@@ -141,7 +150,10 @@ class Base:
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serializable values, the fields by their names without those that are left out."""
-        return {name: value for name, value in asdict(self).items() if (name, value) not in LEFT_OUT.items()}
+        values = asdict(self)
+        if self.attention_capacity is not None:
+            values["attention_capacity"] = str(self.attention_capacity)
+        return {name: value for name, value in values.items() if (name, value) not in LEFT_OUT.items()}
 
     def differences(self, other: "Base") -> str:
         """The fields in which this base differs from `other`, for an error message: "depth (6 instead of 12)" is 6 in
@@ -157,6 +169,5 @@ class Base:
         """This base with the gates and capacities of `other`: they belong to an architecture's experts, and not to the
         model from which it inherits its weights.
         """
-        return replace(
-            self, gate_scale=other.gate_scale, gate_jitter=other.gate_jitter, capacity_per=other.capacity_per
-        )
+        names = ("gate_scale", "gate_jitter", "capacity_per", "attention_capacity")
+        return replace(self, **{name: getattr(other, name) for name in names})

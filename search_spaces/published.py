@@ -19,7 +19,7 @@ from foundation.errors import did_you_mean, shortened
 from search_spaces.architecture import Architecture, ArchitectureError
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph
-from search_spaces.layer import DENSE, FFN, Experts
+from search_spaces.layer import DENSE, FFN, Experts, PredictionHead
 from search_spaces.terms import GraphError, read_terms
 
 _LINEAR = re.compile(r"linear([1-9]\d?)_([1-9]\d{0,3})", re.ASCII)
@@ -89,8 +89,12 @@ _BERT = Base(depth=12, width=768, heads=12, inner=3072, gelu="erf")
 _TINYBERT4 = replace(_BERT, depth=4, width=312, inner=1200)
 # Depth and width of MiniMoE's students; their experts have four times the width.
 _MINI = ((6, 384), (4, 384), (3, 384), (4, 192), (4, 96), (3, 96))
-# MiniMoE's gates and capacity are Switch's (appendix B).
-_SWITCH: dict[str, Any] = {"gate_scale": "probability", "capacity_per": "batch"}
+# MiniMoE's gates and capacities are Switch's (appendix B), also where its attention has experts (figure 6).
+_SWITCH: dict[str, Any] = {
+    "gate_scale": "probability",
+    "capacity_per": "batch",
+    "attention_capacity": Fraction(5, 4),
+}
 _MINIMOE = Experts(4, shared=Fraction(1), routing="token_gate", capacity=Fraction(5, 4))
 
 
@@ -117,9 +121,16 @@ PUBLISHED: dict[str, Architecture] = {
         for name, experts, gates in (("minilm", DENSE, {}), ("minimoe", _MINIMOE, _SWITCH))
         for depth, width in _MINI
     },
+    # The teacher assistant of MiniLM, and figure 5's other routing, which has no capacity.
+    "minilm-12l-384h": Architecture.uniform(replace(_BERT, width=384, inner=1536)),
+    "minimoe-4l-384h-hash": Architecture.uniform(
+        replace(_BERT, depth=4, width=384, inner=1536, **_SWITCH), experts=Experts(4, shared=Fraction(1))
+    ),
     "moebert": Architecture.uniform(_BERT, expansion=Fraction(1, 4), experts=Experts(4, shared=Fraction(2, 3))),
     "tinybert-4": Architecture.uniform(_TINYBERT4),
     "microbert": Architecture.uniform(_TINYBERT4),
+    # MicroBERT's head has experts (equations 4 and 5), the number of which the paper does not give.
+    "microbert-4e": replace(Architecture.uniform(_TINYBERT4), head=PredictionHead(4)),
 }
 
 

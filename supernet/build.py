@@ -102,6 +102,7 @@ def config_of(architecture: Architecture, num_labels: int = 2, template: Pretrai
         gate_scale=base.gate_scale,
         router_jitter_noise=base.gate_jitter,
         capacity_per=base.capacity_per,
+        attention_capacity=None if base.attention_capacity is None else str(base.attention_capacity),
     )
 
     def refused(name: str, value: object) -> BuildError:

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(options: argparse.Namespace) -> None:
     """Raise UserError for invalid options, before anything is loaded."""
     check_labeled_rows(options, parser())
-    check_minima(options, seed=0, batch_size=1, importance_batches=1, max_length=8)
+    check_minima(options, seed=0, batch_size=1, importance_batches=0, max_length=8)
     check_new(options.out)
 
 
@@ -82,9 +82,8 @@ def run(options: argparse.Namespace) -> int:
     """Prune the model, measure it before and after, and save it with these measurements."""
     from rich.console import Console
 
-    from distill.command.examples import open_examples
+    from distill.command.examples import batches_for_importance, open_examples
     from distill.command.report import report, show, write_metrics
-    from distill.tasks.encoding import training_batches
     from distill.training.kept_teacher import check_kept
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.measure import measure
@@ -96,9 +95,8 @@ def run(options: argparse.Namespace) -> int:
     dense = load_model(options.checkpoint, examples.labels, examples.task_type, new_head=False).eval()
     if examples.eval_set is not None:
         check_kept(options.checkpoint, dense, examples.eval_set, accelerator)
-    few, pad_id = options.importance_batches, examples.tokenizer.pad_token_id
-    batches = training_batches(examples.train, options.batch_size, few, options.seed, pad_id)
     try:
+        batches = batches_for_importance(options, examples)
         pruned, architecture = pruned_to(dense.to(accelerator.device), batches, options.keep)
     except PruningError as error:
         raise PruningError(f"--keep-params {error}") from None

@@ -59,6 +59,7 @@ BENCHMARKS = "benchmarks"
 # Files of the reader's own, as the page or docs/final_training.md says; without `extends` they extend `efficientbert`.
 OWN_FILES: dict[str, dict[str, Any]] = {
     "xy.toml": {"extends": "minimoe", "space": {"attention_experts": [1, 4]}},
+    "one_step.toml": {"extends": "minimoe", "final": {"objective": {"relation": 0.0, "balance": 0.0}}},
     "scratch.toml": {"final": {"start": "random"}},
     "dynabert.toml": {
         "supernet": {"order": "importance"},
@@ -220,8 +221,9 @@ class World:
         tables["warmup"] = SHORT | {"importance_batches": 2}
         if config.pretrain.steps == 0:
             tables["pretrain"] = {"steps": 0, "batch_size": 4}
-        # TinyBERT's six layers of 768 are copied from a checkpoint, here a smaller one.
-        base = {"base": str(self.bert("six", 3072, 6))} if isinstance(config.base, str) else {}
+        # TinyBERT's layers are copied from a checkpoint, here a smaller one.
+        shape = ("four", 1200, 4) if published == "microbert" else ("six", 3072, 6)
+        base = {"base": str(self.bert(*shape))} if isinstance(config.base, str) else {}
         settings = {
             "extends": published,
             "teacher": str(self.teacher),
@@ -269,12 +271,27 @@ class World:
 
     @cached_property
     def mixture(self) -> Path:
-        options = f"{self.on_sst2} --experts 2 --head-experts 4"
+        options = f"{self.on_sst2} --experts 1 --head-experts 4"
         return self.run("supernet.experts", f"{self.teacher} {options}", "mixture")
 
     @cached_property
     def pruned(self) -> Path:
         return self.run("supernet.prune", f"{self.teacher} {self.on_sst2} --keep-params 5%", "pruned")
+
+    @cached_property
+    def started(self) -> Path:
+        return self.run("supernet.student", f"minilm-12l-384h --like {self.teacher} --fresh", "started")
+
+    @cached_property
+    def conll(self) -> Path:
+        path, rng = self.folder / "conll", random.Random(0)
+        path.mkdir()
+        for name in ("train", "dev"):
+            lines = (
+                f"{rng.choice(WORDS)} {rng.choice(['O', 'B-PER'])}\n" + "\n" * (row % 6 == 5) for row in range(180)
+            )
+            (path / f"{name}.conll").write_text("".join(lines))
+        return path
 
     def smallest(self, program: str, words: Sequence[str]) -> list[str]:
         """The command with the files of this folder for the names in capitals, and with few and small steps."""
@@ -290,6 +307,9 @@ class World:
             "OTHER": lambda: self.exported("rte"),
             "GLUE": lambda: self.glue,
             "SQUAD": lambda: self.squad,
+            "CONLL": lambda: self.conll,
+            "START": lambda: self.started,
+            "ASSISTANT": lambda: self.started,
             "TEXT": lambda: self.text,
             "ARCH": lambda: self.searched / "architecture.json",
             "MIXTURE": lambda: self.mixture,

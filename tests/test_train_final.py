@@ -35,9 +35,11 @@ from nas.preparation.phases import settings_of
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from search_spaces import PUBLISHED, Architecture, cost
+from supernet import student
 from tests.commands import output_elsewhere, refused, run
 from tests.nas.rows import half_width, study
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
+from tests.tiny import tokenizer
 
 ELSEWHERE = """
 import json
@@ -403,6 +405,11 @@ def test_minimoe_learns_relations_on_text_and_then_from_labels_alone(
     learns = objective.make(objective.settings_with_labels(settings_of(config, "final")), student, teacher)
     assert {term.name: term.weight for term in learns.terms} == {"labels": 1.0, "balance": 0.01}
     assert not learns.needs_teacher
+    # Figure 5: without the balance in the second step.
+    once = load_config(str(given.preset), {"final.objective.balance": 0.0})
+    learns = objective.make(objective.settings_with_labels(settings_of(once, "final")), student, teacher)
+    assert [term.name for term in learns.terms] == ["labels"]
+    assert settings_of(once, "pretrain") == settings_of(config, "pretrain")
     published = PUBLISHED["minimoe-4l-96h"]
     own = replace(published.base, depth=2)
     Architecture.of_ffns(own, published.ffns[:2], attention_experts=2).save(given.architecture)
@@ -423,6 +430,38 @@ def test_minimoe_learns_relations_on_text_and_then_from_labels_alone(
     wrong.preset.write_text(text)
     message = refused(main, capsys, *wrong.arguments(tmp_path / "never"))
     assert "final.objective: minimoe has no setting 'relations'; did you mean 'relation'?" in message
+
+
+def test_an_assistant_teaches_on_text(
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A student that has learned from the teacher takes its place in the first step, as the teacher's copy would."""
+    changes = {"objective": {"name": "minilmv2", "relation_heads": 4}, "text_teacher": "raw", "pretrain": rate(3)}
+    given = small(tiny_study, tmp_path / "study", "rows", **changes)
+    like = ["--like", str(tiny_study.teacher), "--out"]
+    assert student.main([str(given.architecture), *like, str(tmp_path / "assistant"), "--fresh"]) == 0
+    shutil.copytree(tiny_study.teacher, tmp_path / "copy")
+    first = {}
+    for name in ("none", "copy", "assistant"):
+        options = [] if name == "none" else ["--assistant", str(tmp_path / name)]
+        assert run(main, *given.arguments(tmp_path / f"by-{name}"), *options) == 0
+        losses = json.loads((tmp_path / f"by-{name}" / "metrics.json").read_text())["losses"]["student"]
+        first[name] = losses["pre-training"]
+    assert first["none"] == first["copy"] != first["assistant"]
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "assistant", other)
+    tokenizer(other, ["another"]).save_pretrained(other)
+    for assistant, message in (
+        (str(other), "pretrain.assistant: the vocabulary of"),
+        (str(tmp_path / "missing"), "no model at"),
+    ):
+        assert message in refused(main, capsys, *given.arguments(tmp_path / "never"), "--assistant", assistant)
+    wrong = small(tiny_study, tmp_path / "wrong", "rows", **changes | {"objective": {"name": "minilm"}})
+    narrow = Architecture.load(given.architecture)
+    narrow.transferred(replace(narrow.base, heads=2)).save(tmp_path / "narrow.json")
+    assert student.main([str(tmp_path / "narrow.json"), *like, str(tmp_path / "narrow"), "--fresh"]) == 0
+    options = [*wrong.arguments(tmp_path / "never"), "--assistant", str(tmp_path / "narrow")]
+    assert "pretrain.assistant: minilm needs equal head counts" in refused(main, capsys, *options)
 
 
 def test_without_anything_to_learn_from_text(

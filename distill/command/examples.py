@@ -12,8 +12,9 @@ from accelerate import Accelerator
 from transformers.utils import logging
 
 from distill.encoders.family import family_of
+from distill.objectives.outputs import Batch
 from distill.tasks.classes import with_classes_of
-from distill.tasks.encoding import Encoded
+from distill.tasks.encoding import Encoded, training_batches
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import read_rows, table_task
 from distill.tasks.readers.texts import read_paragraphs, text_key
@@ -22,7 +23,7 @@ from distill.tasks.splits import AnySplit, Split, joined
 from distill.tasks.task import TaskData, TaskError
 from distill.tasks.text import load_text, save_text, stored_text_key
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION, encode
-from distill.training.evaluation import EvalSet
+from distill.training.evaluation import EvalSet, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.run import Examples
 from distill.training.teacher import check_positions, check_vocabulary, load_config, load_tokenizer, outputs_of
@@ -47,6 +48,17 @@ def open_examples(
     examples = load_examples(options, tokenizer, outputs_of(config), kept, config)
     check_sizes(options, config, source, examples)
     return accelerator, config, examples
+
+
+def batches_for_importance(options: Any, examples: Examples) -> list[Batch]:
+    """The training batches on which importance is measured: `--importance-batches` of `--batch-size` rows, or every row
+    once.
+    """
+    pad_id = examples.tokenizer.pad_token_id
+    if not options.importance_batches:
+        return [batch for _, batch in split_batches(examples.train, pad_id)]
+    few = options.importance_batches
+    return list(training_batches(examples.train, options.batch_size, few, options.seed, pad_id))
 
 
 def check_sizes(options: Any, config: Any, name: str, examples: Examples) -> None:

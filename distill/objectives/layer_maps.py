@@ -36,6 +36,14 @@ def overlapping_groups(student_layers: int, teacher_layers: int) -> tuple[tuple[
     return (disjoint[0], *((before[-1], *group) for before, group in pairwise(disjoint)))
 
 
+def groups_of_states(student_layers: int, teacher_layers: int) -> tuple[tuple[int, ...], ...]:
+    """For each state of the student, its embedding output first, the teacher's states of a group: 0-2, 3-5, 6-8, 9-11
+    and 12 for 4 student layers (MicroBERT's released code).
+    """
+    disjoint = groups(student_layers, teacher_layers)
+    return (*(tuple(layer - 1 for layer in group) for group in disjoint), (teacher_layers,))
+
+
 def pairs(student_layers: int, teacher_layers: int, choice: str = "all") -> Pairs:
     """Pairs (student state, teacher state) of the uniform map.
 

@@ -6,7 +6,8 @@ L_S, which it does not have; the paper only gives the weight 1 of the labels.
 What paper and code say differently, and the settings for it:
 - `layers`. Section 3.2 of the paper averages the teacher's layers 1-3, 3-6, 6-9 and 9-12 ("overlapping"), section 4.1
   every three layers ("average"), and the variant with which section 4.3 compares takes layers 3, 6, 9 and 12 ("last").
-  The code averages states 0-2, 3-5, 6-8, 9-11 for student *states* 0 to 3, and uses 12 for 4.
+  The code averages states 0-2, 3-5, 6-8, 9-11 for student *states* 0 to 3, and uses 12 for 4 ("released"); with its
+  option --not_avg, which its own command has, it takes states 2, 5, 8, 11 and 12 ("released_last").
 - `adversarial_form`. The paper's student minimizes log(1 - D) (equation 11: "minimax"), whose gradient vanishes while D
   wins; the usual "non_saturating" form -log D has the same fixed point. The code has no such loss: the student too
   minimizes the critic's own loss, which helps the critic, and the critic's gradients are never cleared.
@@ -20,7 +21,7 @@ What paper and code say differently, and the settings for it:
   the factor makes hardly any difference.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,12 +35,18 @@ from distill.objectives.outputs import HIDDEN_STATES, LOGITS, Batch, Outputs, of
 from distill.objectives.spec import ObjectiveSpec
 from distill.tasks.types import get_task_type
 
-# The teacher's layers whose states are averaged for each student layer.
+# The teacher's states that are averaged for each state of the student; and the choices in which the first of these is
+# the embedding output. Otherwise it is that of the lowest layer.
 LAYERS: dict[str, Callable[[int, int], tuple[tuple[int, ...], ...]]] = {
     "average": layer_maps.groups,
     "overlapping": layer_maps.overlapping_groups,
     "last": lambda student, teacher: tuple((layer,) for layer in layer_maps.uniform(student, teacher)),
+    "released": layer_maps.groups_of_states,
+    "released_last": lambda student, teacher: tuple(
+        group[-1:] for group in layer_maps.groups_of_states(student, teacher)
+    ),
 }
+WITH_EMBEDDING = ("released", "released_last")
 CRITIC_INPUTS = ("cls_state", "logits")
 
 
@@ -64,20 +71,23 @@ def microbert(
 
         alignment L_FAL + soft L_pred + labels CE(labels) + adversarial L_S + embedding L_embd.
 
-    L_FAL (equation 8): for each student layer, the mean square error of three features (B, 3, width), the [CLS] state
-    and the mean and the maximum over valid tokens; mean over sentences, features and channels, summed over layers.
+    L_FAL (equation 8): for each student layer, or with "released" `layers` each of its states, the mean square error of
+    three features (B, 3, width), the [CLS] state and the mean and the maximum over valid tokens; mean over sentences,
+    features and channels, summed over layers.
     L_pred (equation 6): cross-entropy with the teacher's probabilities at the temperature, without a factor T^2, mean
     over sentences, labeled tokens or answer boundaries; for a regression the mean square error with the teacher's
     prediction. L_S = -log D(z), mean over sentences, where z is the student's last [CLS] state and D the `Critic` that
     distinguishes it from the teacher's. L_embd (equation 3): mean square error of the embedding outputs (B, T, width),
     over valid tokens and channels. A narrower student's states pass through one learned transform, its embedding output
-    through another.
+    through another if L_embd has a weight.
 
     Args:
         embedding: lambda_0 of equation 1, for which the paper gives no value.
         layers: student layer m learns from the "average" of the teacher's m-th group of layers (1-3, 4-6, 7-9, 10-12),
             from the average of "overlapping" groups (1-3, 3-6, 6-9, 9-12; section 3.2), or from the "last" layer of
-            each group (3, 6, 9, 12, the paper's other variant).
+            each group (3, 6, 9, 12, the paper's other variant). As in the released code, states 0 to 4 of the student
+            learn from the average of the teacher's states 0-2, 3-5, 6-8, 9-11 and 12 ("released"), or from 2, 5, 8, 11
+            and 12 ("released_last"), where state 0 is the embedding output.
         adversarial_form: "non_saturating", L_S = -log D(z), or "minimax", L_S = log(1 - D(z)), which is negative
             (equation 11).
         critic_input: what z is: "cls_state", or the "logits" of the predictions (equation 10): (C,) for each sentence
@@ -95,7 +105,7 @@ def microbert(
     check_choice("adversarial_form", adversarial_form, ADVERSARIAL_FORMS)
     check_choice("critic_input", critic_input, CRITIC_INPUTS)
     depth = student.num_hidden_layers
-    sources = LAYERS[layers](depth, teacher.num_hidden_layers)
+    sources = dict(enumerate(LAYERS[layers](depth, teacher.num_hidden_layers), start=layers not in WITH_EMBEDDING))
     mapped = [depth] if alignment or (adversarial and critic_input == "cls_state") else []
     maps = terms.transforms(student, teacher, mapped + [0] * bool(embedding))
     critic, needs, teacher_needs = _critic(critic_input, depth, teacher, maps, critic_learning_rate, adversarial_form)
@@ -114,16 +124,17 @@ def microbert(
     )
 
 
-def _alignment(weight: float, sources: Sequence[Sequence[int]], maps: dict[str, nn.Module], padding: bool) -> Term:
-    """L_FAL. `sources` are the teacher's layers that are averaged for each student layer."""
+def _alignment(weight: float, sources: Mapping[int, Sequence[int]], maps: dict[str, nn.Module], padding: bool) -> Term:
+    """L_FAL. `sources` are the teacher's states that are averaged, by the student's state."""
 
     def align(s: Outputs, t: Outputs, batch: Batch) -> Tensor:
         mask_BT = torch.ones_like(batch["attention_mask"]) if padding else batch["attention_mask"]
-        averages = (torch.stack([t.hidden_states[n].float() for n in group]).mean(dim=0) for group in sources)
-        pairs = enumerate(averages, start=1)
-        return sum_of(losses.pooled_mse(terms.transformed(s, m, maps), average, mask_BT) for m, average in pairs)
+        averages = {m: torch.stack([t.hidden_states[n].float() for n in group]).mean(0) for m, group in sources.items()}
+        return sum_of(
+            losses.pooled_mse(terms.transformed(s, m, maps), average, mask_BT) for m, average in averages.items()
+        )
 
-    averaged = of_layers(HIDDEN_STATES, {n for group in sources for n in group})
+    averaged = of_layers(HIDDEN_STATES, {n for group in sources.values() for n in group})
     return Term("alignment", weight, frozenset({HIDDEN_STATES}), align, averaged)
 
 

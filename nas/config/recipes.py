@@ -82,6 +82,17 @@ class TextRecipeTable(RecipeTable):
     corpus: Corpora | None = None
 
 
+class PretrainTable(TextRecipeTable):
+    """The recipe of the final training on text.
+
+    Attributes:
+        assistant: the model that teaches in place of the teacher, such as a smaller one that has learned from it
+            (teacher assistants: Mirzadeh et al., 2020; MiniLM, Wang et al., 2020); None: the teacher.
+    """
+
+    assistant: str | None = None
+
+
 class WarmupTable(RecipeTable):
     """The warm-up of the supernet.
 

@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from distill.training.recipe import MixedPrecision
 from foundation.errors import UserError, did_you_mean, shortened
@@ -12,13 +12,14 @@ from nas.config.recipes import (
     EarlyStoppingTable,
     FinalTable,
     OneShotTable,
+    PretrainTable,
     RecipeTable,
     TextRecipeTable,
     WarmupTable,
 )
 from nas.config.space import DeploymentTable, KeepTable, SpaceTable
 from nas.config.stages import Stage3Table, StageTable
-from nas.config.values import Corpora, Goals, Table, UnitFloat, size
+from nas.config.values import Corpora, Goals, Length, Table, Tasks, UnitFloat, size
 from search_spaces.base import Base
 
 
@@ -57,6 +58,7 @@ class BaseTable(Table):
         width, inner: the width of the hidden states, and the inner width of the FFNs at expansion 1.
         embedding: the width of a factorized embedding: of trigrams, as in MobileBERT, for students of BERT, and of
             words for students of ELECTRA and ALBERT; None: an ordinary embedding.
+        gate_scale, capacity_per, attention_capacity: of gates and experts; None: the defaults of `Base`.
     """
 
     depth: int
@@ -64,9 +66,12 @@ class BaseTable(Table):
     heads: int
     inner: int
     embedding: int | None = None
+    gate_scale: Literal["relative", "probability"] | None = None
+    capacity_per: Literal["sentence", "batch"] | None = None
+    attention_capacity: str | None = None
 
     def build(self, vocabulary: int) -> Base:
-        return Base(vocabulary=vocabulary, **self.model_dump())
+        return Base(vocabulary=vocabulary, **self.model_dump(exclude_none=True))
 
 
 class ObjectiveTable(BaseModel):
@@ -180,6 +185,7 @@ class StudyConfig(Table):
         search_rows: which ones: "random" ones, or the "last" ones of the data set, as in EfficientBERT.
         goals: what is optimized, "score" or two goals such as "score,params".
         max_length: rows are cut to this many tokens.
+        max_length_of: tasks whose rows are cut to fewer tokens, such as `{sst2 = 64}`.
         dropout: of students, in training.
         seed: of everything random.
         mixed_precision: of all trainings and scores: "no" is float32, "bf16" has matrix products in bfloat16, and
@@ -203,7 +209,7 @@ class StudyConfig(Table):
 
     teacher: str
     base: str | BaseTable = "teacher"
-    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    tasks: Tasks
     data: str | None = None
     corpus: Corpora | None = None
     pack_text: bool = False
@@ -211,7 +217,8 @@ class StudyConfig(Table):
     search_fraction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
     search_rows: Literal["random", "last"] = "random"
     goals: Goals = ("score",)
-    max_length: Annotated[int, Field(ge=8, le=512)] = 128
+    max_length: Length = 128
+    max_length_of: dict[str, Length] = Field(default_factory=dict)
     dropout: UnitFloat = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     mixed_precision: MixedPrecision = "auto"
@@ -229,7 +236,7 @@ class StudyConfig(Table):
     one_shot_warmup: TextRecipeTable | None = None
     one_shot_pretrain: TextRecipeTable | None = None
     one_shot: OneShotTable
-    pretrain: TextRecipeTable
+    pretrain: PretrainTable
     final: FinalTable
     stage1: StageTable
     stage2: StageTable
@@ -240,6 +247,11 @@ class StudyConfig(Table):
     def task(self) -> str:
         """The task that stages 1 and 2 search on."""
         return self.tasks[0]
+
+    @property
+    def row_length(self) -> int:
+        """The number of tokens to which the rows of this task are cut."""
+        return min(self.max_length, self.max_length_of.get(self.task, self.max_length))
 
     def scored_tasks(self, stage: str) -> tuple[str, ...]:
         """The tasks of stage "1", "2" or "3"; the score of a candidate is the mean of its scores on them."""
@@ -378,13 +390,6 @@ class StudyConfig(Table):
                 "one_shot.widths"
             )
         return self
-
-    @field_validator("tasks")
-    @classmethod
-    def _different(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(tasks)) < len(tasks):
-            raise ValueError("a task is named twice")
-        return tasks
 
     def __hash__(self) -> int:
         return hash(self.to_toml())

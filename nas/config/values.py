@@ -62,6 +62,20 @@ def file_size(value: Any) -> int:
         raise ValueError(f"a size is {right}, not {shortened(value)}") from None
 
 
+def _goals(value: Any) -> Any:
+    names = value.split(",") if isinstance(value, str) else value
+    goals = tuple(names) if isinstance(names, list | tuple) else (names,)
+    if goals not in (("score",), *(("score", name) for name in ("params", "macs", "latency"))):
+        raise ValueError(f"{','.join(map(str, goals))!r} is not one of score; score,params; score,macs; score,latency")
+    return goals
+
+
+def _different(tasks: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(tasks)) < len(tasks):
+        raise ValueError("a task is named twice")
+    return tasks
+
+
 def _distinct(counts: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(counts)) < len(counts):
         raise ValueError(f"a number is given twice: {shortened(list(counts))}")
@@ -109,6 +123,9 @@ Ranks = Annotated[
     Field(min_length=1),
     AfterValidator(_distinct),
 ]
+Tasks = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_different)]
+Goals = Annotated[tuple[Literal["score", "params", "macs", "latency"], ...], BeforeValidator(_goals)]
+Length = Annotated[int, Field(ge=8, le=512)]  # of a row, in tokens
 Latency = Annotated[str, AfterValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
 FileSize = Annotated[int, BeforeValidator(file_size)]

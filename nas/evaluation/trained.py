@@ -18,7 +18,7 @@ from distill.tasks.encoding import Encoded
 from distill.training.distillation import Distilled, SavedOutputs, distil
 from distill.training.evaluation import EvalSet, Load, expert_load, split_batches
 from distill.training.loop import make_accelerator
-from distill.training.teacher import load_tokenizer
+from distill.training.teacher import load_model, load_tokenizer
 from distill.training.teacher_outputs import SavedTeacher
 from nas.evaluation.score import INTERMEDIATE_ROWS, Score
 from nas.preparation.phases import CANDIDATE, TrainingPhase, training_phases
@@ -157,7 +157,7 @@ class TrainedEvaluator:
         saved = self.saved_outputs_of(phase, seed)
         return distil(
             model,
-            None if saved else self._live_teacher(phase.raw_teacher),
+            None if saved else self._teacher_of(phase),
             phase.rows,
             self.config.objective.name,
             phase.settings,
@@ -187,8 +187,11 @@ class TrainedEvaluator:
         """A new copy of the teacher: fine-tuned on the task, or with `before_finetuning` the raw one."""
         return load_teacher(self.config, self.workspace.folders, before_finetuning)
 
-    def _live_teacher(self, before_finetuning: bool) -> PreTrainedModel:
-        """The teacher that runs in every training step, loaded once."""
+    def _teacher_of(self, phase: TrainingPhase) -> PreTrainedModel:
+        """The teacher that runs in every step of a training; that of the study is loaded once."""
+        if phase.assistant is not None:
+            return load_model(phase.assistant, self.task.labels, self.task.task_type)
+        before_finetuning = phase.raw_teacher
         if before_finetuning not in self._teachers:
             self._teachers[before_finetuning] = self.teacher(before_finetuning)
         return self._teachers[before_finetuning]

@@ -41,6 +41,8 @@ def parser() -> Parser:
     add("--preset", action=listing(described_presets), metavar="NAME", help=preset)
     group = result.add_argument_group("in place of the preset's")
     group.add_argument("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")
+    assistant = "the model that teaches on text, such as a smaller one that has learned from the teacher"
+    group.add_argument("--assistant", metavar="MODEL", help=assistant)
     which = group.add_mutually_exclusive_group()
     which.add_argument("--task", action=listing(tasks), metavar="NAME", help="the task; '?' lists the tasks")
     which.add_argument("--tasks", action=listing(tasks), metavar="NAMES", help="several tasks, separated by commas")
@@ -69,6 +71,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
     """
     places = {name: name for name in ("teacher", "data", "max_length")}
     places |= {f"final.{name}": name for name in ("steps", "batch_size", "learning_rate")}
+    places["pretrain.assistant"] = "assistant"
     flags = {place: f"--{name.replace('_', '-')}" for place, name in places.items()}
     values = {place: Given(flags[place], getattr(options, name)) for place, name in places.items()}
     values["tasks"] = Given("--task", options.task and [options.task])
@@ -87,7 +90,7 @@ def check(options: argparse.Namespace) -> None:
         if options.architecture is None:
             raise ConfigError("give an architecture to train, or --evaluate CHECKPOINT to measure one that is trained")
         return
-    for name in ("architecture", "out", "steps", "batch_size", "learning_rate", "tensorboard"):
+    for name in ("architecture", "out", "assistant", "steps", "batch_size", "learning_rate", "tensorboard"):
         if getattr(options, name) is not None:
             given = name if name == "architecture" else f"--{name.replace('_', '-')}"
             raise ConfigError(f"--evaluate trains nothing: leave out {given}")

@@ -68,7 +68,8 @@ def evaluate_checkpoint(
     with Progress(console, quiet) as progress:
         for name in tasks:
             progress.update(f"{name}: evaluating", None)
-            data = read(config.model_copy(update={"tasks": (name,)}), corpus)
+            of_task = config.model_copy(update={"tasks": (name,)})
+            data = read(of_task, corpus)
             folder = str(folder_of(checkpoint, name))
             outputs = outputs_of(load_config(folder, students=True))
             places, own_labels = matched(data.task.labels, outputs), data.task.labels
@@ -77,7 +78,7 @@ def evaluate_checkpoint(
             model = load_model(folder, task.labels, task.task_type, new_head=False)
             tokenizer = load_tokenizer(folder)
             check_vocabulary(folder, model.config, tokenizer)
-            dev = encoded_split(config, task, data.dev, tokenizer, model, folder, accelerator)
+            dev = encoded_split(of_task, task, data.dev, tokenizer, model, folder, accelerator)
             own = scores(task, {SCORE: dev.contributions(model, accelerator)})
             measured[name] = {"metrics": task.metrics, "models": own}
             if predictions is not None:
@@ -86,7 +87,7 @@ def evaluate_checkpoint(
                     indices, split = read_test(name, None if config.data is None else Path(config.data))
                 except TaskError as error:
                     raise ConfigError(str(error)) from None
-                test = encoded_split(config, task, split, tokenizer, model, folder, accelerator)
+                test = encoded_split(of_task, task, split, tokenizer, model, folder, accelerator)
                 predicted = test.predictions(model, accelerator)
                 if places and task.labels != own_labels:
                     predicted = [places.index(place) for place in predicted]
@@ -110,7 +111,7 @@ def encoded_split(
     folder: str,
     accelerator: Accelerator,
 ) -> EvalSet:
-    """A split of a task, encoded in `max_length` tokens for the model in this folder.
+    """A split of the configuration's task, encoded for the model in this folder.
 
     Raises:
         UserError: they are too few, or the model has fewer positions.
@@ -120,7 +121,7 @@ def encoded_split(
     except ValueError as error:
         raise ConfigError(f"max_length: {error}") from None
     longest = int(rows.lengths.max(initial=0))
-    check_positions(folder, model.config, longest, f"{task.name}: max_length {config.max_length}")
+    check_positions(folder, model.config, longest, f"{task.name}: max_length {config.row_length}")
     return EvalSet(task, split, rows, tokenizer.pad_token_id)
 
 

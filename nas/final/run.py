@@ -230,12 +230,11 @@ def measured(
         rows[name]["latency_quartiles_ms"] = [1e3 * latency.lower, 1e3 * latency.upper]
     also = {}
     for name in final.also:
-        data = read(final.config.model_copy(update={"tasks": (name,)}), cache(embedded_corpus))
+        of_task = final.config.model_copy(update={"tasks": (name,)})
+        data = read(of_task, cache(embedded_corpus))
         student = models[STUDENT]
         data = with_classes_of(data, outputs_of(student.config), all_of_them=True)
-        other = encoded_split(
-            final.config, data.task, data.dev, evaluator.tokenizer, student, str(final.out), accelerator
-        )
+        other = encoded_split(of_task, data.task, data.dev, evaluator.tokenizer, student, str(final.out), accelerator)
         contributions = {model: other.contributions(trained, accelerator) for model, trained in models.items()}
         also[name] = {"metrics": data.task.metrics, "models": scores(data.task, contributions, TEACHER)}
     return {

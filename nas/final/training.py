@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from distill.objectives import OBJECTIVES
 from distill.training.progress import ProgressCallback, step_reports
+from distill.training.teacher import load_config
 from nas.config.schema import ConfigError
 from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
@@ -43,10 +44,13 @@ def final_phases(evaluator: TrainedEvaluator, warn: Callable[[str], None]) -> li
             phase = training_phase(config, table, folders)
             if phase is not None:
                 objective_spec = OBJECTIVES[config.objective.name]
-                objective_spec.make(phase.settings, evaluator.supernet_config, evaluator.teacher_config, phase.rows)
+                assistant = phase.assistant and load_config(phase.assistant, students=True)
+                objective_spec.make(
+                    phase.settings, evaluator.supernet_config, assistant or evaluator.teacher_config, phase.rows
+                )
                 phases.append(phase)
         except (ConfigError, ValueError) as error:
-            if table not in ON_TEXT:
+            if table not in ON_TEXT or config.pretrain.assistant:
                 raise
             warn(f"no pre-training: {str(error).removeprefix(f'{table}: ')}")
     return phases

@@ -9,7 +9,7 @@ from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES
 from distill.tasks.readers.texts import check_source
 from distill.tasks.task import TaskError
-from distill.training.teacher import check_head, load_config
+from distill.training.teacher import check_head, check_positions, load_config, load_tokenizer
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation import data
 from nas.preparation.phases import CANDIDATE, ON_TEXT, ONE_SHOT_ON_TEXT, settings_of, table_of
@@ -33,7 +33,7 @@ def check(config: StudyConfig) -> None:
     config.supernet.check()
     data.check_tasks(config)
     check_corpora(config)
-    teacher = load_config(config.teacher)
+    teacher = data.teacher_config(config)
     for task in config.tasks:
         check_head(config.teacher, teacher, data.task_type_of(config, task).name)
     base, graph = student_base(config, teacher)
@@ -46,6 +46,8 @@ def check(config: StudyConfig) -> None:
             if tokens > positions:
                 raise ConfigError(f"{key}: {tokens} tokens are more than the {name}'s {positions} positions; lower it")
     check_heads(config, base)
+    if config.pretrain.assistant is not None:
+        check_assistant(config, config.pretrain.assistant, student_config)
     if source is not None:
         try:
             check_cut(student_base(source, teacher)[0], base)
@@ -69,6 +71,19 @@ def check(config: StudyConfig) -> None:
                 pass
     except ValueError as error:
         raise ConfigError(f"objective and base: {error}") from None
+
+
+def check_assistant(config: StudyConfig, assistant: str, student: Any) -> None:
+    """Raise UserError if students with this configuration cannot learn from the assistant on text."""
+    described = load_config(assistant, students=True)
+    if load_tokenizer(assistant).get_vocab() != load_tokenizer(config.teacher).get_vocab():
+        raise ConfigError(f"pretrain.assistant: the vocabulary of {assistant} is not that of {config.teacher}")
+    check_positions(assistant, described, config.max_length, f"max_length {config.max_length}")
+    settings = settings_of(config, "pretrain")
+    try:
+        objectives(config, settings, config.pretrain.build(1), student, described)
+    except ValueError as error:
+        raise ConfigError(f"pretrain.assistant: {error}") from None
 
 
 def check_experts(config: StudyConfig, student: Any) -> None:

@@ -102,7 +102,7 @@ def preparation_context(
         data.rows_key(config, corpus) if known else "unknown",
         source_fingerprint(config.teacher),
         config.task,
-        config.max_length,
+        config.row_length,
         config.search_fraction if config.search_rows == "random" else [config.search_fraction, config.search_rows],
         config.finetune.steps == 0,  # whose classes the rows have
     )

@@ -75,6 +75,11 @@ def stored_task(folder: Path) -> Task:
 
 def check_tasks(config: StudyConfig) -> None:
     """Raise ConfigError if a task does not exist, or if the tasks cannot be searched on together."""
+    for task in config.max_length_of.keys() - config.rows.keys():
+        try:
+            reader_of(task)
+        except TaskError as error:
+            raise ConfigError(f"max_length_of: {error}") from None
     for task in config.tasks:
         try:
             reader_of(task)
@@ -200,29 +205,39 @@ def contents_of(config: StudyConfig) -> dict[str, str]:
                 files += filter(Path.exists, map(Path, reader_of(task).sources(task, Path(config.data))))
             except TaskError as error:
                 raise ConfigError(str(error)) from None
-    models = [config.teacher, *([config.base] if isinstance(config.base, str) else [])]
-    return contents(files, map(locate, models))
+    models = [config.teacher, config.pretrain.assistant, config.base if isinstance(config.base, str) else None]
+    return contents(files, map(locate, filter(None, models)))
+
+
+def teacher_config(config: StudyConfig) -> Any:
+    """The Hugging Face configuration of the teacher before fine-tuning. It may be one of our own students, such as a
+    BERT with experts in its head, unless the students of the study start from it.
+
+    Raises:
+        distill.training.teacher.TeacherError: as `distill.training.teacher.load_config`.
+    """
+    return load_config(config.teacher, students=config.base != "teacher")
 
 
 def notes_of(config: StudyConfig, tokenizer: Any, data: TaskData[Any]) -> list[str]:
     """The lines about the rows of the task, see `distill.tasks.row_checks.notes`."""
-    teacher = load_config(config.teacher)
+    teacher = teacher_config(config)
     segments = family_of(teacher).size(teacher, "token_types")
-    return notes(tokenizer, joined(data.train, data.search), data.dev, config.max_length, segments)
+    return notes(tokenizer, joined(data.train, data.search), data.dev, config.row_length, segments)
 
 
 def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, accelerator: Accelerator) -> Encoded:
-    """The encoded rows of a split. Those of sentences have the teacher's vectors as labels.
+    """The encoded rows of a split of the configuration's task. Those of sentences have the teacher's vectors as labels.
 
     Raises:
         ValueError: `max_length` is too small for them.
         distill.training.teacher.TeacherError: the teacher cannot be loaded.
     """
-    result = encode(tokenizer, rows, config.max_length, task_type=task.task_type)
+    result = encode(tokenizer, rows, config.row_length, task_type=task.task_type)
     if task.type.pool is None:
         return result
     teacher = load_model(config.teacher, (), task.task_type, new_head=False)
-    check_positions(config.teacher, teacher.config, int(result.lengths.max()), f"max_length {config.max_length}")
+    check_positions(config.teacher, teacher.config, int(result.lengths.max()), f"max_length {config.row_length}")
     return replace(result, labels=rows_logits(teacher, result, tokenizer.pad_token_id, accelerator))
 
 
@@ -236,7 +251,7 @@ def write(
     """
     data = read(config, corpus)
     if (own := config.rows.get(config.task)) is None or own.labels is None:
-        outputs = outputs_of(load_config(config.teacher))
+        outputs = outputs_of(teacher_config(config))
         data = with_classes_of(data, outputs, all_of_them=config.finetune.steps == 0)
     folder.mkdir()
     (folder / NOTES).write_text(json.dumps(notes_of(config, tokenizer, data)), encoding="utf-8")

@@ -11,7 +11,7 @@ from distill.objectives import OBJECTIVES, Settings
 from distill.tasks.encoding import Encoded, joined, take
 from distill.training.loop import Diverged
 from distill.training.recipe import Recipe
-from nas.config.recipes import RecipeTable
+from nas.config.recipes import PretrainTable, RecipeTable
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import TaskFolders
 
@@ -31,6 +31,7 @@ class TrainingPhase:
         table: the name of the phase's table in the configuration.
         settings: the settings of the objective.
         raw_teacher: whether the teacher is the raw one, before fine-tuning.
+        assistant: the model that is the teacher instead; None: there is none.
     """
 
     table: str
@@ -38,6 +39,7 @@ class TrainingPhase:
     recipe: Recipe
     settings: Settings
     raw_teacher: bool = False
+    assistant: str | None = None
 
 
 def table_of(config: StudyConfig, name: str) -> RecipeTable | None:
@@ -102,7 +104,8 @@ def training_phase(config: StudyConfig, name: str, folders: TaskFolders) -> Trai
     else:
         rows = folders.rows("train")
     rows = portion(rows, table.fraction, config.seed)
-    return TrainingPhase(name, rows, table.build(len(rows)), settings, has_raw_teacher(config, name))
+    assistant = table.assistant if isinstance(table, PretrainTable) else None
+    return TrainingPhase(name, rows, table.build(len(rows)), settings, has_raw_teacher(config, name), assistant)
 
 
 def training_phases(config: StudyConfig, names: tuple[str, ...], folders: TaskFolders) -> tuple[TrainingPhase, ...]:

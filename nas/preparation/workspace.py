@@ -16,7 +16,7 @@ from distill.training.distillation import phase_recipes
 from distill.training.recipe import Recipe
 from distill.training.teacher import load_config, load_model
 from nas.config.schema import ConfigError, StudyConfig
-from nas.preparation.data import TaskFolders
+from nas.preparation.data import TaskFolders, teacher_config
 from search_spaces.architecture import ArchitectureError
 from search_spaces.base import Base
 from search_spaces.graph import FFNGraph, base_graph
@@ -145,7 +145,7 @@ AnyWorkspace = Workspace | UntrainedWorkspace | OneShotWorkspace
 
 def base_of_study(config: StudyConfig) -> tuple[Base, FFNGraph]:
     """The same as `student_base`, for use before the teacher is fine-tuned, which does not change its dimensions."""
-    return student_base(config, load_config(config.teacher))
+    return student_base(config, teacher_config(config))
 
 
 def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
@@ -164,7 +164,7 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
                 f"base: {config.base} has a vocabulary of {start.vocab_size:,} and the teacher one of "
                 f"{teacher.vocab_size:,}; choose a checkpoint with the teacher's tokenizer"
             )
-        if family_of(start) != family_of(teacher):
+        if family_of(start).model_type != (family_of(teacher).students_of or teacher.model_type):
             raise ConfigError(
                 f"base: {config.base} is of type {start.model_type!r} and the teacher of type {teacher.model_type!r}; "
                 "choose a checkpoint of the teacher's type"

@@ -15,7 +15,7 @@ from rich.table import Table
 from distill.tasks.corpora import corpus_file
 from distill.tasks.readers import embedded
 from distill.training.progress import clock
-from distill.training.teacher import load_config, locate
+from distill.training.teacher import locate
 from foundation.errors import warn_once
 from foundation.files import cache_folder
 from nas.config.schema import StudyConfig
@@ -24,7 +24,7 @@ from nas.planning.budget import NO_LIMIT, closed_limits, latencies_file, limits_
 from nas.planning.finalists import ALLOCATED, FEWER_LAYERS, GLOBAL
 from nas.planning.stages import Enqueued, first_baselines, plan, space_of, start_of
 from nas.preparation.context import preparation_context
-from nas.preparation.data import notes_of, read, task_type_of
+from nas.preparation.data import notes_of, read, task_type_of, teacher_config
 from nas.preparation.entries import TRAINING, Entry
 from nas.preparation.phases import learns_from_text
 from nas.preparation.prepare import TEXTS, entries, workspace_of
@@ -222,7 +222,7 @@ def show_time(console: Console, search: SearchRun, space: Space, needed: Sequenc
     """Print how long each part that is still to be done takes, and how that was estimated."""
     config, workers = search.config, search.cluster.workers
     sizes = Sizes.of(config, workspace.folders.data)
-    teacher = load_config(config.teacher)
+    teacher = teacher_config(config)
     speed = measure_speed(space.base, space.graph, teacher, sizes.tokens, search.cluster.device, config.mixed_precision)
     parts = Estimator(config, sizes, speed, uniform_slice(config, space)).parts(needed, search.stages)
     console.print(f"time, with {workers} worker{'s' if workers > 1 else ''}:")

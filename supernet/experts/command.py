@@ -123,7 +123,7 @@ def check(options: argparse.Namespace) -> None:
             f"--part {options.part}: says what --drop and --fuse prune; add one of these, or leave it out"
         )
     check_labeled_rows(options, parser())
-    check_minima(options, importance_batches=1)
+    check_minima(options, importance_batches=0)
     check_recipe(options, parser())
     for name in ("distill", "balance"):
         if not 0 <= getattr(options, name) < math.inf:

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from distill.command.examples import open_examples
+from distill.command.examples import batches_for_importance, open_examples
 from distill.command.folder import write_new
 from distill.command.options import recipe_of
 from distill.command.report import report, show, train_and_report, write_metrics
-from distill.tasks.encoding import token_frequencies, training_batches
+from distill.tasks.encoding import token_frequencies
 from distill.tasks.types import task_type_of
 from distill.training.evaluation import expert_load
 from distill.training.kept_teacher import check_kept
@@ -54,9 +54,7 @@ def split(options: argparse.Namespace) -> int:
 
     def make(teacher: PreTrainedModel | None) -> PreTrainedModel:
         assert teacher is not None
-        few, pad_id = options.importance_batches, examples.tokenizer.pad_token_id
-        batches = list(training_batches(examples.train, options.batch_size, few, options.seed, pad_id))
-        scores = channel_scores(teacher, batches, options.split, options.seed)
+        scores = channel_scores(teacher, batches_for_importance(options, examples), options.split, options.seed)
         frequencies = token_frequencies(examples.train, config.vocab_size)
         model = split_model(teacher, architecture, scores, frequencies, options.seed)
         if options.dropout is not None:

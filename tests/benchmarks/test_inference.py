@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from search_spaces import cost
 from search_spaces.base import Base
 from search_spaces.routing import ROUTINGS
 from supernet.build import build
+from tests.benchmarks.tables import cells_of
 
 BASE = Base(depth=2, width=64, heads=1, inner=256, vocabulary=40, positions=16)
 SMALL = ["--layers", "2", "--width", "64", "--rounds", "2", "--threads", "1"]
@@ -27,6 +29,22 @@ def test_the_smallest_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if line.startswith("| BERT ")]
     assert len(lines) == 2 and all("1.00 (1.00 to 1.00)" in line for line in lines)
+
+
+def test_published_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """MiniMoE's table 5: tokens per millisecond of any models, beside the first."""
+    path, names = tmp_path / "raw.json", ["minilm-3l-96h", "minimoe-3l-96h"]
+    options = ["--rounds", "2", "--threads", "1", "--tokens", "5", "--batch", "3"]
+    assert main(["inference", "--models", *names, *options, "--json", str(path)]) == 0
+    saved = json.loads(path.read_text())["results"]["seconds"]["5"]
+    lines = cells_of(capsys.readouterr().out)
+    assert lines["model"] == ["examples per second", "tokens per ms", "times minilm-3l-96h"]
+    for name in names:
+        for count, cell in zip((3, 15 / 1000), lines[name], strict=False):
+            middle = median(count / seconds for seconds in saved[name])
+            assert float(cell.split()[0]) == pytest.approx(middle, abs=0.051)
+    assert main(["inference", "--models", "minimo", *options]) == 2
+    assert "'minimo' is neither a file nor a published architecture" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

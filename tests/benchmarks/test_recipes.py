@@ -21,7 +21,11 @@ def test_every_objective_is_compared() -> None:
     ("options", "baseline", "only"),
     [
         (["--layers", "1"], "none", ["microbert, 4 head experts", "4 experts", "kd, assistant"]),
-        (["--mixtures"], "usual", ["order random", "token gate, top 2", "1 expert"]),
+        (
+            ["--mixtures"],
+            "usual",
+            ["order random", "token gate, top 2", "1 expert", "width 4/3", "last layer", "labels alone"],
+        ),
     ],
 )
 def test_the_smallest_run(
@@ -48,7 +52,9 @@ def test_the_smallest_run(
     assert set(rows) == {f"{name}, seed {seed}" for name in (baseline, *only) for seed in (1, 2)}
     assert all(0 <= row["after"] <= 1 for row in rows.values())
     if "--mixtures" in options:
-        assert rows["1 expert, seed 1"]["highest load"] == 1 <= rows["usual, seed 1"]["highest load"] <= 4
+        loads = {name: row["highest load"] for name, row in rows.items()}
+        assert loads["1 expert, seed 1"] == 1 <= loads["usual, seed 1"] <= 4
+        assert loads["usual, seed 1"] != loads["usual, seed 2"]  # seeds have tables of their own
 
     assert main([*command, "--only", "nothing"]) == 2
     assert "--only: there is no setting 'nothing'; there are " in capsys.readouterr().err

@@ -91,7 +91,8 @@ def architectures(draw: st.DrawFn) -> Architecture:
     """Any valid architecture of three small layers."""
     gate_scale = draw(st.sampled_from(["relative", "relative", "probability"]))
     capacity_per = draw(st.sampled_from(["sentence", "sentence", "batch"]))
-    base = replace(BASE, gate_scale=gate_scale, capacity_per=capacity_per)
+    capacity = draw(st.sampled_from([None, None, Fraction(5, 4)]))
+    base = replace(BASE, gate_scale=gate_scale, capacity_per=capacity_per, attention_capacity=capacity)
     head = PredictionHead(draw(st.sampled_from([1, 1, 2])))
     embedding = Embedding(draw(st.none() | st.integers(1, BASE.width - 1)))
     return Architecture(base, tuple(Layer(draw(attentions()), draw(ffns())) for _ in range(3)), head, embedding)

@@ -204,6 +204,7 @@ def test_keys_of_experts() -> None:
         key(replace(base, gate_scale="probability")),
         key(replace(base, gate_jitter=0.1)),
         key(replace(base, capacity_per="batch")),
+        key(replace(base, attention_capacity=Fraction(5, 4))),
     ]
     assert len({key(), *others}) == 1 + len(others)
 

@@ -157,7 +157,8 @@ class ExpertSelfOutput(nn.Module):
 
 class ExpertAttention(nn.Module):
     """Attention with several experts (MiniMoE, section 3.2): a gate chooses the expert whose linear maps process a
-    token, and its weight multiplies the output before the residual connection.
+    token, and its weight multiplies the output before the residual connection. A token beyond the expert's capacity has
+    zeros as query, key and value, as in Switch, and its output before the residual connection is zero.
 
     Args:
         own: the family's attention, whose self-attention has the mixin `ExpertSelfAttention`.
@@ -169,7 +170,7 @@ class ExpertAttention(nn.Module):
         own.self.replace_maps(experts, width)
         self.self = own.self
         self.output = ExpertSelfOutput(own.output, experts, width)
-        self.router = make_gate(experts, config, is_batched(width, width))
+        self.router = make_gate(experts, config, is_batched(width, width), config.attention_capacity)
 
     def forward(
         self, hidden_BTD: Tensor, attention_mask: Tensor | None = None, *unused: Any, tokens: Tokens, **kwargs: Any

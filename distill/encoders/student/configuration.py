@@ -39,6 +39,7 @@ class StudentConfig:
             probability times count / top_k, or its probability.
         capacity_per: `"sentence"` or `"batch"`: whether an expert's capacity is a fraction of the tokens of each
             sentence or of all tokens of the batch.
+        attention_capacity: the capacity of each expert of an attention, such as `"5/4"`; `None` for no limit.
         router_jitter_noise: amplitude j of the noise, uniform from 1 - j to 1 + j, by which the input of a gate is
             multiplied in training (Switch).
         family: the description (`Family.described`) of a type of encoders that was added at run time; otherwise `None`.
@@ -59,6 +60,7 @@ class StudentConfig:
     embedding_rank: int | None = None
     gate_scale: str = "relative"
     capacity_per: str = "sentence"
+    attention_capacity: str | None = None
     router_jitter_noise: float = 0.01
     family: dict | None = None
     ffn_version: int = VERSION

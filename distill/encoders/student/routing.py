@@ -205,6 +205,6 @@ def router_class(experts: Mapping[str, Any]) -> type[Router]:
     return ROUTERS[name]
 
 
-def make_gate(count: int, config: Any, batched: bool = False) -> Router:
-    """A `TokenGate` that sends each token to one of `count` experts, without a capacity."""
-    return TokenGate({"count": count, "routing": "token_gate", "top_k": 1, "capacity": None}, config, batched)
+def make_gate(count: int, config: Any, batched: bool = False, capacity: str | None = None) -> Router:
+    """A `TokenGate` that sends each token to one of `count` experts of this capacity."""
+    return TokenGate({"count": count, "routing": "token_gate", "top_k": 1, "capacity": capacity}, config, batched)

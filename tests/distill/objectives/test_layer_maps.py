@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from distill.objectives.layer_maps import groups, overlapping_groups, pairs, patient, uniform
+from distill.objectives.layer_maps import groups, groups_of_states, overlapping_groups, pairs, patient, uniform
 
 
 def test_uniform() -> None:
@@ -36,6 +36,7 @@ def test_groups() -> None:
 
 def test_overlapping_groups() -> None:
     assert overlapping_groups(4, 12) == ((1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9), (9, 10, 11, 12))  # MicroBERT
+    assert groups_of_states(4, 12) == ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11), (12,))  # its released code
     for student in range(1, 13):
         for size in range(1, 4):
             found = overlapping_groups(student, size * student)

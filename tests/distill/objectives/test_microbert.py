@@ -29,7 +29,7 @@ def first_states(given: Case, project: torch.nn.Module | None) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layers", ["average", "overlapping", "last"])
+@pytest.mark.parametrize("layers", ["average", "overlapping", "last", "released", "released_last"])
 @pytest.mark.parametrize("width", [12, 6])
 @pytest.mark.parametrize("paper_compatible", [False, True])
 def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -> None:
@@ -39,12 +39,18 @@ def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -
     weights = {"alignment": 0.7, "soft": 0.3, "labels": 0.9, "adversarial": 0.2, "balance": 0.1}
     objective = microbert(*given.configs, temperature=2.0, layers=layers, paper_compatible=paper_compatible, **weights)
     assert objective.needs == {LOGITS, HIDDEN_STATES, ROUTINGS}
-    every = (3, 6) if layers == "last" else range(1, 7)
-    assert objective.teacher_needs == {LOGITS} | of_layers(HIDDEN_STATES, every)
+    groups = {
+        "average": {1: (1, 2, 3), 2: (4, 5, 6)},
+        "overlapping": {1: (1, 2, 3), 2: (3, 4, 5, 6)},
+        "last": {1: (3,), 2: (6,)},
+        "released": {0: (0, 1, 2), 1: (3, 4, 5), 2: (6,)},
+        "released_last": {0: (2,), 1: (5,), 2: (6,)},
+    }[layers]
+    assert objective.teacher_needs == {LOGITS} | of_layers(
+        HIDDEN_STATES, {n for group in groups.values() for n in group}
+    )
     assert set(objective.projections) == ({"hidden"} if width != 12 else set())
     project = objective.projections["hidden"] if width != 12 else None
-    overlapping = [(1, 2, 3), (3, 4, 5, 6)]
-    groups = {"average": [(1, 2, 3), (4, 5, 6)], "overlapping": overlapping, "last": [(3,), (6,)]}[layers]
     counted = [max(given.lengths)] * 3 if paper_compatible else given.lengths
     alignment = sum(
         references.pooled(
@@ -52,7 +58,7 @@ def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -
             np.mean([array(given.teacher.hidden_states[n]) for n in group], axis=0),
             counted,
         )
-        for m, group in enumerate(groups, start=1)
+        for m, group in groups.items()
     )
     fake = logit(objective.critic, first_states(given, project)[0])
     deception = references.mean([math.log1p(math.exp(-value)) for value in fake])
@@ -64,7 +70,8 @@ def test_microbert(kind: str, layers: str, width: int, paper_compatible: bool) -
     if not paper_compatible:
         assert objective(*case(**shape, extra=3).given).item() == exactly(expected)
     loss.backward()
-    assert reached(given) == {"logits", "hidden_states.1", "hidden_states.2", "routings.0", "routings.1"}
+    states = {f"hidden_states.{m}" for m in groups}
+    assert reached(given) == states | {"logits", "routings.0", "routings.1"}
     assert all(parameter.grad.abs().sum() > 0 for parameter in objective.parameters())
     assert all(parameter.grad is None for parameter in objective.critic.parameters())
 

@@ -250,6 +250,19 @@ def test_what_is_read_again_when_something_changes(tiny_study: TinyStudy, tmp_pa
     assert shorter[0] == last[0] and shorter[1] != last[1]
 
 
+def test_tasks_with_shorter_rows(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """MiniMoE's table 7: their rows are those of a smaller `max_length`, and other tasks and text stay as they are."""
+    preset = str(study(tiny_study, tmp_path / "rows", "both"))
+    short = load_config(preset, {"max_length_of": {"mine": 8}})
+    assert keys(short)[0] == keys(load_config(preset, {"max_length": 8}))[0] != keys(load_config(preset))[0]
+    folders = prepare(short, "cpu", outputs=False, texts=("pretrain",)).folders
+    assert all(folders.rows(name).lengths.max() == 8 for name in ("train", "search", "dev"))
+    assert folders.text("pretrain").lengths.max() > 8
+    assert keys(load_config(preset, {"max_length_of": {"number": 8, "mine": 64}})) == keys(load_config(preset))
+    with pytest.raises(ConfigError, match=r"^max_length_of: unknown task 'yours'"):
+        prepare(load_config(preset, {"max_length_of": {"yours": 8}}), "cpu")
+
+
 def test_rows_are_not_read_for_their_key(
     tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 
 from distill.tasks.encoding import Encoded, take
-from distill.training.teacher import TeacherError
+from distill.training.teacher import TeacherError, load_tokenizer
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.one_shot import OneShotEvaluator
@@ -28,8 +28,10 @@ from nas.preparation.teacher import prepare_task
 from nas.preparation.text import prepare_texts
 from nas.preparation.workspace import Workspace, objectives, student_base
 from search_spaces import Architecture, cost
+from search_spaces.layer import PredictionHead
 from search_spaces.published import PUBLISHED
 from search_spaces.spaces import SIZES
+from supernet.build import build
 from supernet.order.orders import by_importance
 from tests.nas.tiny_study import TinyStudy, uniform
 from tests.search_spaces.small_spaces import of_genes
@@ -351,6 +353,23 @@ def test_another_checkpoint_as_base(tiny_study: TinyStudy, tmp_path: Path) -> No
         prepare(load_config(str(tiny_study.preset), places | {"base": str(tmp_path / "other")}), "cpu")
     with pytest.raises(TeacherError, match=r"no model at '.*/none'"):
         prepare(load_config(str(tiny_study.preset), places | {"base": str(tmp_path / "none")}), "cpu")
+
+
+def test_a_teacher_with_experts_in_its_head(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """MicroBERT's: it is fine-tuned like any other, and keeps its experts; students cannot start from it."""
+    config = AutoConfig.from_pretrained(tiny_study.teacher)
+    base, graph = student_base(tiny_study.config, config)
+    whole = Architecture.uniform(base, graph=graph)
+    build(replace(whole, head=PredictionHead(3)), template=config).save_pretrained(tmp_path / "experts")
+    load_tokenizer(str(tiny_study.teacher)).save_pretrained(tmp_path / "experts")
+    places = {"teacher": str(tmp_path / "experts"), "base": str(tiny_study.teacher)}
+    workspace = prepare(load_config(str(tiny_study.preset), places), "cpu")
+    teacher = AutoConfig.from_pretrained(workspace.folders.teacher)
+    assert (teacher.model_type, teacher.head_experts) == ("nas_bert", 3)
+    student = TrainedEvaluator(workspace, "cpu").student(replace(whole, head=PredictionHead(2)))
+    assert (student.config.head_experts, student.config.num_labels) == (2, teacher.num_labels)
+    with pytest.raises(TeacherError, match="is of type 'nas_bert'; supported are"):
+        prepare(load_config(str(tiny_study.preset), places | {"base": "teacher"}), "cpu")
 
 
 @pytest.mark.parametrize("table", ["candidate_pretrain", "one_shot_pretrain"])

@@ -81,7 +81,7 @@ def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path, capsys: pytes
         (["--experts", "4", "--top-k", "5"], "experts.top_k: 5 is more than experts.count (4)"),
         (["--experts", "4", "--routing", "sentence_gate", "--capacity", "5/4"], "experts.capacity"),
         (["--experts", "4", "--task", "word_order"], "--train cannot be combined with --task word_order: leave one of"),
-        (["--experts", "4", "--importance-batches", "0"], "--importance-batches: must be at least 1, not 0"),
+        (["--experts", "4", "--importance-batches", "-1"], "--importance-batches: must be at least 0, not -1"),
         (
             ["--experts", "4", "--warmup-ratio", "2"],
             "--warmup-ratio: must be a fraction of the steps, from 0 to 1, not 2.0",
@@ -242,6 +242,18 @@ def test_everything_random_depends_on_the_seed(fixtures: Path) -> None:
     ):
         for name in names:
             assert not torch.equal(tensors[one][layer + name], tensors[other][layer + name]), name
+
+
+def test_importance_on_all_rows(fixtures: Path) -> None:
+    """Every row counts once, so the experts' channels depend neither on the seed nor on the batches."""
+    weights = {}
+    for few, seed, size in (("0", "3", "4"), ("0", "4", "7"), ("1", "3", "4"), ("1", "4", "4")):
+        options = ["--experts", "4", "--seed", seed, "--importance-batches", few, "--batch-size", size]
+        assert main(command(fixtures, "bert", f"all-{few}-{seed}", *options)) == 0
+        tensors = load_file(fixtures / f"all-{few}-{seed}" / "model.safetensors")
+        weights[few, seed] = tensors["bert.encoder.layer.1.ffn.0.expand.weight"]
+    assert torch.equal(weights["0", "3"], weights["0", "4"])
+    assert not torch.equal(weights["1", "3"], weights["1", "4"])
 
 
 def test_the_scale_of_gates(fixtures: Path) -> None:

@@ -1,6 +1,7 @@
 """Models with experts: what else is in the batch makes no difference, and what is saved is what is loaded."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -35,6 +36,7 @@ KINDS: dict[str, tuple[tuple[Experts, Experts, Experts], int]] = {
     "token_gate with capacity": ((Experts(4, QUARTER, "token_gate", 2, Fraction(3, 4)),) * 3, 1),
     "sentence_gate": ((Experts(4, QUARTER, "sentence_gate"), Experts(3, QUARTER, "sentence_gate", 2)) * 2, 1),
     "attention": ((Experts(),) * 3, 3),
+    "attention with capacity": ((Experts(),) * 3, 3),
     # Gates that multiply by their probability alone.
     "probability": (
         (Experts(4, QUARTER, "token_gate"), Experts(4, QUARTER, "token_gate", 2), Experts(2, routing="sentence_gate")),
@@ -51,7 +53,10 @@ def architecture(kind: str) -> Architecture:
     shapes = zip((GELU, GEGLU, MIXING), (1, 2, 2), experts, strict=False)
     layers = tuple(FFN(graph, stack, QUARTER, own) for graph, stack, own in shapes)
     gate_scale = "probability" if kind == "probability" else "relative"
-    return Architecture.of_ffns(replace(BASE, gate_scale=gate_scale), layers, attention_experts)
+    capacity = Fraction(2, 3) if kind == "attention with capacity" else None
+    return Architecture.of_ffns(
+        replace(BASE, gate_scale=gate_scale, attention_capacity=capacity), layers, attention_experts
+    )
 
 
 def make(kind: str, head: str = "classification", seed: int = 0) -> Any:
@@ -170,21 +175,26 @@ def test_every_block_of_every_layer_token_by_token(kind: str) -> None:
         torch.testing.assert_close(after_BTD, state_BTD, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["attention", "everything", "probability"])
+@pytest.mark.parametrize("kind", ["attention", "attention with capacity", "everything", "probability"])
 def test_attention_experts_token_by_token(kind: str) -> None:
+    """A token beyond the capacity of its expert has no query, key and value, and no output."""
     model, features = make(kind).double(), inputs(batch(4, 7))
     attention, recorded = model.bert.encoder.layer[1].attention, []
     attention.register_forward_hook(lambda _module, features, output: recorded.append((features[0], output[0])))
     model(**features)
     (before_BTD, after_BTD), size = recorded[0], BASE.width // BASE.heads
+    dropped = 0
     for row, length in enumerate(features["attention_mask"].sum(dim=1).tolist()):
         tokens = before_BTD[row, :length]
         odds = [(attention.router.weight @ token).exp() for token in tokens]
         experts = [int(odd.argmax()) for odd in odds]
+        limit = math.ceil(2 / 3 * length / 3) if kind == "attention with capacity" else length
+        kept = [float(experts[:place].count(expert) < limit) for place, expert in enumerate(experts)]
+        dropped += kept.count(0)
 
-        def mapped(linear: Any, states: Any, experts: list[int] = experts) -> Tensor:
-            each = zip(experts, states, strict=True)
-            return torch.stack([linear.weight[expert] @ state + linear.bias[expert] for expert, state in each])
+        def mapped(linear: Any, states: Any, experts: list[int] = experts, kept: list[float] = kept) -> Tensor:
+            each = zip(experts, states, kept, strict=True)
+            return torch.stack([here * (linear.weight[at] @ state + linear.bias[at]) for at, state, here in each])
 
         query, key, value = (mapped(getattr(attention.self, name), tokens) for name in ("query", "key", "value"))
         heads = []
@@ -199,6 +209,7 @@ def test_attention_experts_token_by_token(kind: str) -> None:
         torch.testing.assert_close(after_BTD[row, :length], expected, rtol=1e-9, atol=1e-9)
         padding = attention.output.LayerNorm(before_BTD[row, length:])
         torch.testing.assert_close(after_BTD[row, length:], padding, rtol=1e-9, atol=1e-9)
+    assert bool(dropped) == (kind == "attention with capacity")
 
 
 @each_kind
