@@ -100,10 +100,7 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
         ({"space.head_experts": [True]}, "space.head_experts.0: "),
         ({"space.head_experts": [1.5]}, "space.head_experts.0: "),
         ({"space.attention_experts": 4}, "space.attention_experts: "),
-        (
-            WHOLE,
-            'space.head_experts: prediction layers start with random weights: set stage1.evaluation = "trained"',
-        ),
+        (WHOLE, 'space.head_experts: prediction layers start with random weights: set stage1.evaluation = "trained"'),
         (
             WHOLE | TRAINED | {"stage3.evaluation": "one_shot"},
             'space.head_experts: prediction layers are not in the one-shot supernet: set stage3.evaluation = "trained"',

@@ -1,12 +1,11 @@
 """The closed forms against an itemised count of every tensor of the model."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, Architecture, Attention, Base, Embedding, FFNGraph, Layer, PredictionHead, cost
+from search_spaces import DENSE, Architecture, Attention, Base, Embedding, Layer, PredictionHead, cost
 from tests.search_spaces.strategies import architectures
 
 
@@ -133,18 +132,6 @@ def test_no_ffn_costs_nothing() -> None:
     # The FFN has 2 * 24 / (4 * 12) times the MACs of the attention's maps.
     assert cost.speedup(empty) == 2
     assert cost.flops(empty, 7) == cost.flops(Architecture.uniform(base), 7) - 2 * 7 * 3 * 2 * 12 * 24
-
-
-def test_a_gate_costs_what_expand_costs() -> None:
-    base = Base(depth=2, width=10, heads=2, inner=12, mismatch="wide")
-    gated, plain = (
-        Architecture.uniform(base, FFNGraph.parse(text), stack=3, expansion=Fraction(1, 2))
-        for text in ("project(add(mul(gelu(expand(x)),gate(x)),x))", "project(add(gelu(expand(x)),x))")
-    )
-    for count in (cost.params, cost.params_active, cost.params_published):
-        assert count(gated) - count(plain) == 2 * 3 * (10 * 6 + 6)
-    for macs in (cost.macs, cost.macs_linear):
-        assert macs(gated, 7) - macs(plain, 7) == 7 * 2 * 3 * 10 * 6
 
 
 def test_macs_of_the_factorised_embedding() -> None:

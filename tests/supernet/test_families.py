@@ -13,11 +13,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-)
+from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 from transformers.dynamic_module_utils import get_relative_imports
 
 from distill.encoders.family import family_of, supported

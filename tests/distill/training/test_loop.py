@@ -73,13 +73,7 @@ def test_too_few_batches(accelerator: Accelerator) -> None:
 def test_missing_teacher(accelerator: Accelerator) -> None:
     model = tiny()
     with pytest.raises(ValueError, match="pass its outputs"):
-        train(
-            model,
-            [task(0)],
-            efficientbert(model.config, model.config),
-            Recipe(steps=1),
-            accelerator=accelerator,
-        )
+        train(model, [task(0)], efficientbert(model.config, model.config), Recipe(steps=1), accelerator=accelerator)
 
 
 def test_a_weight_that_is_no_number(accelerator: Accelerator) -> None:
@@ -267,12 +261,7 @@ def test_early_stopping(accelerator: Accelerator, tmp_path: Path, interrupted_at
 
     with pytest.raises(Interrupted):
         train(
-            reference,
-            map(task, range(12)),
-            hard_labels(),
-            whole,
-            accelerator=accelerator,
-            after_step=until_the_fourth,
+            reference, map(task, range(12)), hard_labels(), whole, accelerator=accelerator, after_step=until_the_fourth
         )
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in reference.state_dict().items())
 

@@ -140,10 +140,7 @@ def greedy(config: dict[str, Any], workspace: Workspace, device: str, rungs: tup
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_without_tokens")
 def test_a_candidate_without_memory_fails_at_once(
-    tiny_study: TinyStudy,
-    workspace: Workspace,
-    study: optuna.Study,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_study: TinyStudy, workspace: Workspace, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = psutil.virtual_memory()
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
