@@ -308,7 +308,7 @@ def test_missing_keys(place: str) -> None:
     document: Any = copy.deepcopy(SMALL.to_json())
     *parents, last = place.split(".")
     del (document["base"] if parents else document)[last]
-    with pytest.raises(ArchitectureError, match=f"^{'base: ' if parents else ''}the key '{last}' is missing"):
+    with pytest.raises(ArchitectureError, match=f"^{[*parents, 'the architecture'][0]}: the key '{last}' is"):
         Architecture.from_json(document)
 
 

@@ -13,7 +13,8 @@ def shapes(architecture: Architecture, labels: int) -> list[tuple[int, ...]]:
     """The shape of every parameter, tensor by tensor."""
     base = architecture.base
     d = base.width
-    found: list[tuple[int, ...]] = [(base.positions, d), (base.token_types, d), (d,), (d,)]
+    found: list[tuple[int, ...]] = [(base.position_biases, base.heads)] if base.position_biases else []
+    found += [(base.positions, d), (base.token_types, d), (d,), (d,)]
     if rank := architecture.embedding.rank:
         found += [(base.vocabulary, rank), (rank, d)]
     elif base.embedding is None:
@@ -49,7 +50,8 @@ def size(shape: tuple[int, ...]) -> int:
 @given(architectures(), st.integers(1, 5), st.sampled_from([None, 7]), st.sampled_from(["narrow", "wide"]))
 def test_parameters(drawn: Architecture, labels: int, embedding: int | None, mismatch: str) -> None:
     rank = drawn.embedding if embedding is None else Embedding()
-    architecture = replace(drawn, base=replace(drawn.base, embedding=embedding, mismatch=mismatch), embedding=rank)
+    changes = {"embedding": embedding, "mismatch": mismatch, "position_biases": labels - 1}
+    architecture = replace(drawn, base=replace(drawn.base, **changes), embedding=rank)
     expected = shapes(architecture, labels)
     assert cost.params(architecture, labels) == sum(map(size, expected))
     base = architecture.base

@@ -125,16 +125,6 @@ def test_a_copy_of_the_cache_is_hashed_once(cache: Path, monkeypatch: pytest.Mon
     assert create_once(path, pytest.fail) == path
 
 
-def test_what_was_removed_is_made_anew(cache: Path) -> None:
-    path = create_once(cache / "one", lambda draft: draft.write_text("first"))
-    path.write_text("damaged")
-    with pytest.raises(DamagedError, match=r"one is damaged .it is not as it was written"):
-        create_once(path, pytest.fail)
-    path.unlink()
-    create_once(path, lambda draft: draft.write_text("second"))
-    assert create_once(path, pytest.fail).read_text() == "second"
-
-
 def test_a_cache_of_version_0_1(cache: Path) -> None:
     write_text(cache / "teachers" / ".sums-one.json", "{}")
     for use in (refuse_earlier_format, verify_cache):

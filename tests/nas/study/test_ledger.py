@@ -203,17 +203,6 @@ def test_who_is_pruned_at_a_rung(own: float, others: tuple[float, ...], fraction
     assert not ledger.should_prune(study, len(scores) + 1, 30, fraction)  # nobody proposed it: it is a baseline
 
 
-def test_a_candidate_gets_three_attempts() -> None:
-    study = memory()
-    ask(study)
-    for attempt in (2, 3):
-        ledger.requeue_lost(study, 0)
-        assert (study.trials[0].state, study.trials[0].user_attrs["attempt"]) == (WAITING, attempt)
-        ask(study)
-    ledger.requeue_lost(study, 0)
-    assert (study.trials[0].state, study.trials[0].user_attrs["failure"]) == (FAIL, "the worker was lost 3 times")
-
-
 def test_what_is_enqueued_already_is_not_missing() -> None:
     study, (one, other) = memory(), architectures(2, BASE)
     wanted = [(one, "base model", None), (one, "base model", 1), (other, "uniform slice", 1), (other, "random", 2)]
