@@ -178,6 +178,15 @@ def trained(
     return shared, losses
 
 
+def test_turns_are_evenly_spread_in_random_order() -> None:
+    turns = {"a": 30, "b": 10}
+    drawn = interleaved(turns, 0)
+    fours = [drawn[place : place + 4] for place in range(0, 40, 4)]
+    assert all(sorted(four) == ["a", "a", "a", "b"] for four in fours)
+    assert len({four.index("b") for four in fours}) > 2
+    assert drawn == interleaved(turns, 0) != interleaved(turns, 1)
+
+
 def test_training_lowers_the_loss_and_repeats_itself(accelerator: Accelerator) -> None:
     space = replace(SPACE, genes={**SPACE.genes, "stack": (0, 1, 2)})
     shared, losses = trained(accelerator, 60, space=space)
