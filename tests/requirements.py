@@ -48,8 +48,13 @@ def succeeds(command: Sequence[str], what: str) -> None:
         missing(f"needs {what}: {(finished.stderr.strip().splitlines() or ['no message'])[-1]}")
 
 
+def everything() -> bool:
+    """Whether everything must be tested."""
+    return os.environ.get(REQUIRE_ALL, "0") not in ("", "0")
+
+
 def missing(reason: str) -> NoReturn:
     """Skip or fail the test for this reason."""
-    if os.environ.get(REQUIRE_ALL, "0") not in ("", "0"):
+    if everything():
         pytest.fail(f"{reason} (a failure because {REQUIRE_ALL} is set)", pytrace=False)
     pytest.skip(reason)

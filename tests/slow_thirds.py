@@ -1,11 +1,21 @@
-"""`pytest --slow-third 0|1|2|today`: every fast test and a third of the slow ones, so that three days run them all."""
+"""`pytest --slow-third 0|1|2|today`: every fast test and a third of the slow ones, so that three days run them all.
 
+Where everything must be tested, a test that is not marked slow fails if it takes too much of the processor's time.
+"""
+
+import os
 import zlib
+from collections.abc import Generator
 from datetime import date
 
 import pytest
 
+from tests import requirements
+
 THIRDS = 3
+# A test of ten seconds is slow. This is the time of processors, of the test and the processes that it has waited for,
+# so that what else runs on the machine hardly matters.
+MOST_SECONDS = 25.0
 # Of the first two hundred numbers this one divides the slow tests most evenly, by estimates of how long they take.
 SALT = 165
 
@@ -37,3 +47,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = {item for item in items if item.get_closest_marker("slow") and third_of(item.nodeid) != chosen}
     items[:] = [item for item in items if item not in others]
     config.hook.pytest_deselected(items=list(others))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    limited = requirements.everything() and not item.get_closest_marker("slow")
+    most, before = MOST_SECONDS, sum(os.times()[:4])
+    yield
+    seconds = sum(os.times()[:4]) - before
+    if limited and seconds > most:
+        pytest.fail(f"took {seconds:.0f} seconds of processor time: mark it slow, or make it faster", pytrace=False)

@@ -43,10 +43,7 @@ PRIVATE: dict[str, tuple[set[str], str]] = {
     "distill/training/loop.py": (ATTENTION, "tests/distill/training/test_loop.py"),
     "nas/onnx/model.py": (ATTENTION, "tests/nas/onnx/test_onnx.py"),
     "supernet/one_shot.py": (ATTENTION, "tests/supernet/test_one_shot.py"),
-    "distill/encoders/student/attention.py": (
-        ATTENTION,
-        "tests/distill/encoders/student/test_experts_in_model.py",
-    ),
+    "distill/encoders/student/attention.py": (ATTENTION, "tests/distill/encoders/student/test_experts_in_model.py"),
     "distill/encoders/student/modeling_nas_bert.py": (
         WEIGHTS,
         "tests/distill/encoders/student/test_modeling_nas_bert.py",

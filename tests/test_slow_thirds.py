@@ -5,6 +5,8 @@ from datetime import date
 
 import pytest
 
+from tests import requirements, slow_thirds
+
 SUITE = """\
 import pytest
 
@@ -42,3 +44,18 @@ def test_thirds_are_disjoint_and_complete(pytester: pytest.Pytester) -> None:
     before = date.today()
     today = ran("--slow-third", "today", "-m", "slow")
     assert today in [thirds[day.timetuple().tm_yday % 3] - fast for day in (before, date.today())]
+
+
+@pytest.mark.parametrize(("required", "mark", "passes"), [("1", "", 0), ("1", "@pytest.mark.slow", 1), ("0", "", 1)])
+def test_a_fast_test_that_is_slow(
+    required: str, mark: str, passes: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if another process does its work."""
+    monkeypatch.setenv(requirements.REQUIRE_ALL, required)
+    monkeypatch.setattr(slow_thirds, "MOST_SECONDS", 0.05)
+    pytester.makeini(CONFIGURATION)
+    work = "import subprocess, sys\n    subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
+    pytester.makepyfile(f"import pytest\n\n{mark}\ndef test_it():\n    {work}")
+    result = pytester.runpytest_inprocess("-p", "tests.slow_thirds", "-m", "slow or not slow")
+    result.assert_outcomes(passed=passes, failed=1 - passes)
+    assert ("mark it slow" in result.stdout.str()) == (not passes)

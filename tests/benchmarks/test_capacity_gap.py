@@ -81,11 +81,7 @@ def test_students_of_a_seed_start_alike(tiny_study: TinyStudy) -> None:
     ],
 )
 def test_mistakes(
-    options: list[str],
-    message: str,
-    tiny_study: TinyStudy,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], message: str, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bert().save_pretrained(tmp_path)
     tokenizer(tmp_path, ["other"]).save_pretrained(tmp_path)

@@ -29,11 +29,7 @@ def test_every_objective_is_compared() -> None:
     ],
 )
 def test_the_smallest_run(
-    options: list[str],
-    baseline: str,
-    only: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], baseline: str, only: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert {baseline, *only} <= set(MIXTURES if "--mixtures" in options else OBJECTIVES)
     path, teacher = tmp_path / "raw.json", tmp_path / "teacher"

@@ -35,8 +35,8 @@ from tests.tiny import batch, bert
 
 # Other processors, versions of PyTorch and numbers of threads round differently. Losses in float32 then differ by up to
 # 4e-7 of their values (measured without vector instructions and oneDNN, and with two threads). Scores are shares of 48
-# rows, and differ by up to 4 of these.
-SCORE_ATOL, LOSS_RTOL = 0.1, 1e-4
+# rows, and differ by up to 4 of these, as training is in bfloat16 where the processor has it.
+SCORE_ATOL, LOSS_RTOL = 0.1, 4e-6
 
 OBJECTIVES: dict[str, Callable[[Any, Any], Objective]] = {
     "none": lambda student, teacher: hard_labels(),

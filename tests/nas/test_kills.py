@@ -76,12 +76,7 @@ def live(folder: Path, sampler: str, first: Plan, workspace: Workspace) -> None:
 @pytest.mark.trust
 @pytest.mark.parametrize("sampler", ["tpe", pytest.param("lanas", marks=pytest.mark.slow)])
 def test_killed_before_any_write(
-    sampler: str,
-    fate: Fate,
-    tiny_study: TinyStudy,
-    workspace: Workspace,
-    tmp_path: Path,
-    cases: Callable[..., Cases],
+    sampler: str, fate: Fate, tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path, cases: Callable[..., Cases]
 ) -> None:
     """Killed before random writes to the ledger, and resumed: the trials are those of an undisturbed search."""
     counts = cases(sample=10, full=500)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from nas.config.load import load_config
-from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.finalists import BASE_MODEL, GLOBAL, UNIFORM
-from nas.planning.stages import check_start, plan
+from nas.planning.stages import plan
 from nas.preparation.workspace import Workspace
 from search_spaces import FFN, Architecture, Attention, Layer, PredictionHead
 from tests.nas.tiny_study import TinyStudy
@@ -50,13 +49,6 @@ def test_plans_of_the_stages(preset: Path, workspace: Workspace) -> None:
     assert {counts(second.space.sample(random.Random(seed))) for seed in range(20)} == {((3, 1), 2)}
     drawn = {counts(third.space.sample(random.Random(seed))) for seed in range(400)}
     assert drawn == set(product(product((1, 2, 3), repeat=2), (1, 2)))
-
-
-def test_a_start_with_numbers_that_the_study_has_not(preset: Path, workspace: Workspace) -> None:
-    base, graph = workspace.base()
-    start = Architecture.uniform(base, graph, expansion=Fraction(1, 2), attention_experts=4)
-    with pytest.raises(ConfigError, match=r"has attention_experts 4: add 4 to space\.attention_experts"):
-        check_start(start, load_config(str(preset)), base)
 
 
 def test_a_candidate_is_trained(workspace: Workspace) -> None:

@@ -1,12 +1,11 @@
 """The closed forms against an itemised count of every tensor of the model."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import DENSE, Architecture, Attention, Base, Embedding, FFNGraph, Layer, PredictionHead, cost
+from search_spaces import DENSE, Architecture, Attention, Base, Embedding, Layer, PredictionHead, cost
 from tests.search_spaces.strategies import architectures
 
 
@@ -14,7 +13,8 @@ def shapes(architecture: Architecture, labels: int) -> list[tuple[int, ...]]:
     """The shape of every parameter, tensor by tensor."""
     base = architecture.base
     d = base.width
-    found: list[tuple[int, ...]] = [(base.positions, d), (base.token_types, d), (d,), (d,)]
+    found: list[tuple[int, ...]] = [(base.position_biases, base.heads)] if base.position_biases else []
+    found += [(base.positions, d), (base.token_types, d), (d,), (d,)]
     if rank := architecture.embedding.rank:
         found += [(base.vocabulary, rank), (rank, d)]
     elif base.embedding is None:
@@ -50,7 +50,8 @@ def size(shape: tuple[int, ...]) -> int:
 @given(architectures(), st.integers(1, 5), st.sampled_from([None, 7]), st.sampled_from(["narrow", "wide"]))
 def test_parameters(drawn: Architecture, labels: int, embedding: int | None, mismatch: str) -> None:
     rank = drawn.embedding if embedding is None else Embedding()
-    architecture = replace(drawn, base=replace(drawn.base, embedding=embedding, mismatch=mismatch), embedding=rank)
+    changes = {"embedding": embedding, "mismatch": mismatch, "position_biases": labels - 1}
+    architecture = replace(drawn, base=replace(drawn.base, **changes), embedding=rank)
     expected = shapes(architecture, labels)
     assert cost.params(architecture, labels) == sum(map(size, expected))
     base = architecture.base
@@ -133,18 +134,6 @@ def test_no_ffn_costs_nothing() -> None:
     # The FFN has 2 * 24 / (4 * 12) times the MACs of the attention's maps.
     assert cost.speedup(empty) == 2
     assert cost.flops(empty, 7) == cost.flops(Architecture.uniform(base), 7) - 2 * 7 * 3 * 2 * 12 * 24
-
-
-def test_a_gate_costs_what_expand_costs() -> None:
-    base = Base(depth=2, width=10, heads=2, inner=12, mismatch="wide")
-    gated, plain = (
-        Architecture.uniform(base, FFNGraph.parse(text), stack=3, expansion=Fraction(1, 2))
-        for text in ("project(add(mul(gelu(expand(x)),gate(x)),x))", "project(add(gelu(expand(x)),x))")
-    )
-    for count in (cost.params, cost.params_active, cost.params_published):
-        assert count(gated) - count(plain) == 2 * 3 * (10 * 6 + 6)
-    for macs in (cost.macs, cost.macs_linear):
-        assert macs(gated, 7) - macs(plain, 7) == 7 * 2 * 3 * 10 * 6
 
 
 def test_macs_of_the_factorised_embedding() -> None:

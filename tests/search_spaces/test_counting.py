@@ -37,24 +37,7 @@ def test_count_within_two_budgets(costs: list[list[tuple[int, int]]], low: int, 
 
 def test_the_released_box() -> None:
     # The released search decides by a rounded table, in hundreds: 16 sizes of a layer, and the rest.
-    table = [
-        5854,
-        2935,
-        1962,
-        1476,
-        11707,
-        5870,
-        3924,
-        2951,
-        17561,
-        8805,
-        5886,
-        4427,
-        23414,
-        11740,
-        7848,
-        5902,
-    ]
+    table = [5854, 2935, 1962, 1476, 11707, 5870, 3924, 2951, 17561, 8805, 5886, 4427, 23414, 11740, 7848, 5902]
     rest = 48_088 + 6 * 11_696
     sizes = [[(cost,) for cost in table]] * 6
     assert count_within(sizes, Bounds(150_000 - rest, (160_000 - rest,))) == 4_480_424

@@ -1,9 +1,6 @@
 """The same functions have the same fingerprint and key, and different functions have different ones."""
 
-import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -13,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces import FFN, GELU, PUBLISHED, Architecture, Base, Experts, FFNGraph, GraphError
+from search_spaces import FFN, GELU, Architecture, Base, Experts, FFNGraph, GraphError
 from search_spaces.equivalence import fingerprint, function_key
 from search_spaces.graph import MISMATCH
 from tests.search_spaces.identities import IDENTITIES, filled, parse, rewritten, text
@@ -107,11 +104,6 @@ def test_widths_decide() -> None:
     assert fingerprint(mixed, narrow, 13) == fingerprint(mixed, narrow, 20)
 
 
-def test_forms_of_gelu() -> None:
-    tanh, erf = BASES[:2]
-    assert fingerprint(GELU, tanh, 12) != fingerprint(GELU, erf, 12)
-
-
 def power(value: str, doublings: int) -> str:
     for _ in range(doublings):
         value = f"mul({value},{value})"
@@ -164,23 +156,6 @@ def test_a_key_says_everything() -> None:
     assert len({function_key(other) for other in (first, *others)}) == 1 + len(others)
 
 
-def test_no_ffn_is_one_function() -> None:
-    base = Base(3, 24, 4, 49)
-    plain = Architecture.uniform(base)
-    none = [
-        Architecture.of_ffns(base, (FFN(graph, 0, expansion, experts), *plain.ffns[1:]))
-        for graph, expansion, experts in (
-            (GELU, 1, Experts()),
-            (FFNGraph.parse("tanh(project(expand(x)))"), 1, Experts(4)),
-            (GELU, Fraction(1, 7), Experts()),
-        )
-    ]
-    keys = {function_key(architecture) for architecture in none}
-    assert len(keys) == 1
-    moved = Architecture.of_ffns(base, none[0].ffns[::-1])
-    assert len({function_key(plain), function_key(moved), *keys}) == 3
-
-
 def test_keys_of_experts() -> None:
     base = Base(3, 24, 4, 49)
     plain = Architecture.uniform(base, expansion=Fraction(1, 4))  # 12 channels
@@ -213,21 +188,3 @@ def test_fingerprints_and_keys_do_not_depend_on_the_version() -> None:
     """Studies store them."""
     assert fingerprint(GELU, BASES[0], 12) == "559ed7dde2d3370e4c5151fc757003bb"
     assert function_key(Architecture.uniform(BASES[0])) == "2212f4e67a54aec5e0cda7b42fa788b6"
-
-
-def test_keys_do_not_depend_on_the_process() -> None:
-    names = ("efficientbert", "efficientbert-tinybert6")
-    program = (
-        "from search_spaces import PUBLISHED\n"
-        "from search_spaces.equivalence import function_key\n"
-        f"print([function_key(PUBLISHED[name]) for name in {names}])"
-    )
-    for seed in ("1", "2"):
-        run = subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert run.stdout.strip() == str([function_key(PUBLISHED[name]) for name in names])

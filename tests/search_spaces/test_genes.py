@@ -13,16 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces import (
-    Architecture,
-    Attention,
-    Embedding,
-    Layer,
-    PredictionHead,
-    SpaceError,
-    cost,
-    neighbourhood,
-)
+from search_spaces import Architecture, Attention, Embedding, Layer, PredictionHead, SpaceError, cost, neighbourhood
 from search_spaces.equivalence import function_key
 from search_spaces.genes import GENES, outside_ffns
 from search_spaces.spaces import GRAPHS, SIZES

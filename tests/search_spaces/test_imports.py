@@ -36,6 +36,8 @@ except SystemExit as exit_:
         ("import search_spaces.formula", {"networkx", "numpy"}),
         ("import nas.inspect; assert not nas.inspect.main(['base'])", {"networkx", "numpy"}),
         (HELP, {"networkx", "numpy"}),
+        ("from nas.config.load import load_config; load_config('demo')", {"networkx", "numpy", "optuna"}),
+        ("import nas.export.command; nas.export.command.parser()", {"networkx", "numpy"}),
         ("from search_spaces.formula import latex; from search_spaces import GELU; latex(GELU)",
          {"networkx", "numpy", "sympy"}),
     ],

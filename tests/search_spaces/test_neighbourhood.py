@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -57,9 +58,17 @@ def test_neighbours_lead_everywhere(kind: str) -> None:
     assert len({other.embedding for other in seen}) == (len(space.embedding_sizes) if space.varies_sizes else 1)
 
 
-@pytest.mark.parametrize(("kind", "experts"), [("sizes", (DENSE,)), ("sizes", ROUTED[:2]), ("sizes, no FFN", (DENSE,))])
-def test_a_size_space_is_walked_through_whole(kind: str, experts: tuple[Experts, ...]) -> None:
-    space = of_genes(kinds_of_space()[kind], experts=experts)
+@pytest.mark.parametrize(
+    ("kind", "genes"),
+    [
+        ("sizes", {}),
+        ("sizes", {"experts": ROUTED[:2]}),
+        ("sizes, no FFN", {}),
+        ("heads, sizes", {"heads": (0, 4), "expansion": (Fraction(1, 4),)}),
+    ],
+)
+def test_a_size_space_is_walked_through_whole(kind: str, genes: dict[str, Any]) -> None:
+    space = of_genes(kinds_of_space()[kind], **genes)
     waiting, seen = [space.sample(random.Random(0))], set()
     while waiting:
         architecture = waiting.pop()
@@ -84,13 +93,6 @@ def test_the_nearest_member(kind: str) -> None:
         distance = partial(neighbourhood.distance, space.base)
         best = min(sum(map(distance, one.parts, odd.parts)) for one in members(space, space.start_graphs))
         assert sum(map(distance, nearest.parts, odd.parts)) == pytest.approx(best)
-
-
-def test_the_nearest_member_of_one_layer() -> None:
-    base = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=16)
-    space = Space(base, {"stack": (1, 2), "expansion": (Fraction(1, 4), Fraction(1, 2), Fraction(1))}, 1, 10**6)
-    odd = Architecture.uniform(base, expansion=Fraction(7, 16))
-    assert neighbourhood.nearest(space, odd) == Architecture.uniform(base, expansion=Fraction(1, 2))
 
 
 def test_the_nearest_experts() -> None:

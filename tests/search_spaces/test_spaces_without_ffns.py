@@ -6,18 +6,7 @@ from dataclasses import replace
 import optuna
 import pytest
 
-from search_spaces import (
-    DENSE,
-    FFN,
-    GELU,
-    Architecture,
-    Attention,
-    Experts,
-    Layer,
-    SpaceError,
-    cost,
-    neighbourhood,
-)
+from search_spaces import DENSE, FFN, GELU, Architecture, Attention, Experts, Layer, SpaceError, cost, neighbourhood
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.small_spaces import ROUTED, members, of_genes, without_ffn

@@ -143,16 +143,6 @@ def test_configuration_survives_json() -> None:
         assert [entry["formula"] for entry in again.ffn] == [str(ffn.graph) for ffn in architecture.ffns]
 
 
-def test_configuration_of_experts() -> None:
-    experts = Experts(4, Fraction(1), "token_gate", 2, Fraction(5, 4))
-    config = config_of(Architecture.uniform(BASE, experts=experts, attention_experts=2))
-    assert config.attention_experts == 2
-    assert [entry["experts"] for entry in config.ffn] == 3 * [
-        {"count": 4, "routing": "token_gate", "top_k": 2, "capacity": "5/4"}
-    ]
-    assert "experts" not in config_of(Architecture.uniform(BASE)).ffn[0]
-
-
 def test_configuration_takes_over_what_no_architecture_says() -> None:
     teacher = bert(labels=5, layer_norm_eps=1e-3, hidden_dropout_prob=0.3, pad_token_id=4).config
     teacher.id2label = dict(enumerate("abcde"))

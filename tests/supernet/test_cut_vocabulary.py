@@ -61,8 +61,7 @@ def rows_in(folder: Path, dev: Sequence[str] = ALL[60:100]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("cls", "tokenizer"),
-    [(BertForSequenceClassification, word_pieces), (RobertaForSequenceClassification, byte_level)],
+    ("cls", "tokenizer"), [(BertForSequenceClassification, word_pieces), (RobertaForSequenceClassification, byte_level)]
 )
 @torch.no_grad()
 def test_a_teacher(cls: Any, tokenizer: Callable[[], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 """An operation and routers added from outside the package: one entry in each table, and everything knows them."""
 
 import json
-import random
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from distill.encoders.student import ffn
 from distill.encoders.student.routing import ROUTERS, GateRouter, TableRouter
-from search_spaces import Architecture, Base, Experts, FFNGraph, Space, cost
+from search_spaces import Architecture, Base, Experts, FFNGraph, cost
 from search_spaces.operations import UNARY, Operation
 from search_spaces.routing import ROUTINGS, RoutingKind
 from supernet.build import ExportError, build, check_exportable
@@ -65,11 +64,7 @@ def routed(routing: str) -> Architecture:
 
 
 @pytest.mark.usefixtures("added")
-def test_an_operation_is_drawn_computed_and_trained() -> None:
-    space = Space(BASE, {"stack": (1,), "expansion": (HALF,)}, 0, 10**9, mutation_rate=0.9)
-    rng = random.Random(0)
-    drawn = {node.op for _ in range(100) for genes in space.sample(rng).ffns for node in genes.graph.nodes}
-    assert "square" in drawn
+def test_an_operation_is_computed() -> None:
     model = candidate(squared()).eval()  # without dropout
     block = model.bert.encoder.layer[0].ffn[0]
     x_ND = torch.randn(5, BASE.width, generator=torch.Generator().manual_seed(0))

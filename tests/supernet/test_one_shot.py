@@ -33,11 +33,7 @@ from tests.tiny import BASE, batch, bert, inputs, shaken
 
 GRAPHS = [
     FFNGraph.parse(text)
-    for text in (
-        "project(gelu(expand(x)))",
-        "tanh(project(mul(expand(x),x)))",
-        "project(mul(relu(expand(x)),gate(x)))",
-    )
+    for text in ("project(gelu(expand(x)))", "tanh(project(mul(expand(x),x)))", "project(mul(relu(expand(x)),gate(x)))")
 ]
 EXPANSIONS = (Fraction(1, 4), Fraction(1, 2), Fraction(1))
 TASKS = {"first": 3, "second": 2}
@@ -182,6 +178,15 @@ def trained(
     return shared, losses
 
 
+def test_turns_are_evenly_spread_in_random_order() -> None:
+    turns = {"a": 30, "b": 10}
+    drawn = interleaved(turns, 0)
+    fours = [drawn[place : place + 4] for place in range(0, 40, 4)]
+    assert all(sorted(four) == ["a", "a", "a", "b"] for four in fours)
+    assert len({four.index("b") for four in fours}) > 2
+    assert drawn == interleaved(turns, 0) != interleaved(turns, 1)
+
+
 def test_training_lowers_the_loss_and_repeats_itself(accelerator: Accelerator) -> None:
     space = replace(SPACE, genes={**SPACE.genes, "stack": (0, 1, 2)})
     shared, losses = trained(accelerator, 60, space=space)
@@ -273,19 +278,6 @@ def test_experts_are_slices_with_gates_of_their_own() -> None:
     assert all(parameter.grad is None for place, parameter in shared.gates.items() if "/layer/1/" in place)
     routings = run(shared, batch(), frozenset({ROUTINGS})).routings
     assert [probabilities.shape[1] for probabilities, _ in routings] == [2, 2, 4, 4]
-
-
-def test_gates_of_attention_are_the_learned_ones() -> None:
-    """In the slice as in the supernet itself."""
-    largest = Architecture.of_ffns(BASE, LARGEST.ffns, attention_experts=2)
-    model = shaken(build(largest, num_labels=3, template=bert(num_hidden_layers=3).config))
-    shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}).eval()
-    expected = shared(**inputs(batch())).logits
-    shared.activate(largest, "first")
-    logits = shared(**inputs(batch())).logits
-    torch.testing.assert_close(logits, expected)
-    logits.square().sum().backward()
-    assert all(layer.attention.router.weight.grad.abs().sum() > 0 for layer in model.bert.encoder.layer)
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2, 2), (3, 3, 3), (1, 3, 2)])

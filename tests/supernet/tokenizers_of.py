@@ -65,10 +65,7 @@ def words_with_ends() -> Any:
     tokenizer.train_from_iterator(
         sentences(300),
         trainers.BpeTrainer(
-            vocab_size=400,
-            special_tokens=SPECIAL[:4],
-            continuing_subword_prefix="@@",
-            end_of_word_suffix="</w>",
+            vocab_size=400, special_tokens=SPECIAL[:4], continuing_subword_prefix="@@", end_of_word_suffix="</w>"
         ),
     )
     sequence = [processors.ByteLevel(trim_offsets=False), processors.BertProcessing(("</s>", 2), ("<s>", 0))]

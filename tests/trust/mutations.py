@@ -95,12 +95,7 @@ def assert_one_line(error: BaseException, place: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def case(
-    counts: Cases,
-    what: str,
-    place: Path | None = None,
-    *,
-    well: str = "read",
-    refusal: type[Exception] = UserError,
+    counts: Cases, what: str, place: Path | None = None, *, well: str = "read", refusal: type[Exception] = UserError
 ) -> Iterator[None]:
     """Count how a case ends: well, or by a refusal of one line, which names the place if one is given.
 

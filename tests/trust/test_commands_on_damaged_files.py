@@ -59,11 +59,7 @@ def whole(tmp_path: Path) -> Path:
 @pytest.mark.trust
 @pytest.mark.parametrize("name", COMMANDS)
 def test_damaged_files(
-    name: str,
-    whole: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    cases: Callable[..., Cases],
+    name: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], cases: Callable[..., Cases]
 ) -> None:
     """A damaged file of checkpoint or rows: the command succeeds, or refuses it in one line and leaves no model."""
     counts = cases(sample=10, full=1_000)

@@ -75,6 +75,7 @@ def test_checkpoints_with_code(tmp_path: Path) -> None:
     said = {name: json.loads(process.stdout)[str(folder)] for name, folder in folders.items()}
     assert said["student"] == "distill.encoders.student.modeling_nas_bert"
     assert all(str(folders[name]) in said[name] for name in ("bert", "nas_bert_2", "roberta"))
+    assert "which transformers does not have, and its folder brings code" in said["nas_bert_2"]
     assert said["tokenizer"]
     assert "which could run code and is not read" in said["pickled"]
     torch.load(folders["pickled"] / "pytorch_model.bin", weights_only=False)

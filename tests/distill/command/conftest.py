@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForTokenClassification,
-)
+from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForTokenClassification
 
 from distill.__main__ import main
 from distill.tasks.types import REGRESSION

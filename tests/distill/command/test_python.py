@@ -94,10 +94,7 @@ def test_each_call_warns_of_its_arguments(
         ({"teacher": None}, "^student uniform:2 takes its layers from the teacher: add teacher, or give"),
         ({"settings": {"heat": 2}}, "^set heat=2: kd has "),
         ({"device": "gpu"}, "^device: there is no device 'gpu' here; choose cpu or auto"),
-        (
-            {"teacher": bert(labels=3), "tokenizer": TOKENIZER},
-            "^the model 'teacher' has a head for 3 classes",
-        ),
+        ({"teacher": bert(labels=3), "tokenizer": TOKENIZER}, "^the model 'teacher' has a head for 3 classes"),
         ({"tokenizer": TOKENIZER}, "^tokenizer: a folder or name has its own; leave it out"),
         ({"steps": -1}, "^steps: must be at least 0, not -1"),
         ({"objective": "tinybird"}, "^unknown objective 'tinybird'; did you mean 'tinybert'"),

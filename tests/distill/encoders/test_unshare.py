@@ -75,10 +75,7 @@ def test_teachers_compute_what_they_did(model: Any, key: str, count: int, tmp_pa
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (
-            albert(groups=3),
-            "num_hidden_groups is 3, which does not divide num_hidden_layers, 4; such models",
-        ),
+        (albert(groups=3), "num_hidden_groups is 3, which does not divide num_hidden_layers, 4; such models"),
         (albert(inner_group_num=2), "inner_group_num must be 1"),
         (albert(embedding_size=24), "embedding_size is hidden_size"),
         (eurobert(attention_bias=True), "attention_bias must be false"),

@@ -67,11 +67,7 @@ def case(
         def leaf(tensor: Tensor, *padding: int) -> Tensor:
             return F.pad(tensor, padding, value=filling).requires_grad_(number == 0)
 
-        shapes = {
-            REGRESSION: (rows, 1),
-            CLASSIFICATION: (rows, classes),
-            QUESTION_ANSWERING: (rows, 2, tokens),
-        }
+        shapes = {REGRESSION: (rows, 1), CLASSIFICATION: (rows, classes), QUESTION_ANSWERING: (rows, 2, tokens)}
         logits = random(*shapes.get(kind, (rows, tokens, classes)))
         ends = {QUESTION_ANSWERING: (0, extra), TOKEN_CLASSIFICATION: (0, 0, 0, extra), MASKED_LM: (0, 0, 0, extra)}
         states = [random(rows, tokens, widths[number]) for _ in range(depths[number] + 1 + 3)]

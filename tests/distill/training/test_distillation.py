@@ -165,10 +165,7 @@ def test_phases() -> None:
     recipe = Recipe(steps=130, learning_rate=5e-5)
     assert phases("kd", {"alpha": 1.0}, recipe) == [({"alpha": 1.0}, recipe)]
     (first, first_recipe), (second, second_recipe) = phases("tinybert", {"hidden": 2.0}, recipe)
-    assert (first, second) == (
-        {"hidden": 2.0, "phase": "intermediate"},
-        {"hidden": 2.0, "phase": "prediction"},
-    )
+    assert (first, second) == ({"hidden": 2.0, "phase": "intermediate"}, {"hidden": 2.0, "phase": "prediction"})
     assert (first_recipe.steps, first_recipe.learning_rate) == (100, 5e-5)
     assert (second_recipe.steps, second_recipe.learning_rate) == (30, pytest.approx(3e-5))
     assert [part.steps for _, part in phases("tinybert", {"phase": "prediction"}, recipe)] == [130]

@@ -24,12 +24,7 @@ from distill.tasks.types import (
     question_answering,
     token_classification,
 )
-from distill.training.evaluation import (
-    EvalSet,
-    batch_logits,
-    comparable_outputs,
-    split_batches,
-)
+from distill.training.evaluation import EvalSet, batch_logits, comparable_outputs, split_batches
 from distill.training.loop import Diverged
 from tests.tiny import SIZES, inputs, shaken, tokenizer
 
@@ -60,8 +55,7 @@ CASES: dict[str, tuple[Task, AnySplit]] = {
     "tags": (
         Task("t", TAGS, TOKEN_CLASSIFICATION, ("f1", "accuracy")),
         TaggedSplit(
-            TAGGED,
-            tuple(tuple((row + place) % 3 for place in range(len(words))) for row, words in enumerate(TAGGED)),
+            TAGGED, tuple(tuple((row + place) % 3 for place in range(len(words))) for row, words in enumerate(TAGGED))
         ),
     ),
     "questions": (

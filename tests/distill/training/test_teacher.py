@@ -1,6 +1,5 @@
 """Teachers: refused, fine-tuned, kept, and their outputs on disk."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -55,18 +54,6 @@ def test_quantized_models_and_adapters_are_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(TeacherError, match=r"^the model '.*' is an adapter, or has one, .*: merge it into its model"):
         load_config(str(tmp_path))
-
-
-def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text("raise SystemExit('it was run')")
-    settings = {"auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"}, "model_type": "mine"}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(TeacherError, match="which transformers does not have, and its folder brings code"):
-        load_config(str(tmp_path))
-    # Of a type that transformers has, its own code is used.
-    settings = {**settings, **BertConfig(**SIZES).to_dict()}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert type(load_config(str(tmp_path))) is BertConfig
 
 
 def test_the_classes_of_a_teacher_that_is_kept(tmp_path: Path, accelerator: Accelerator) -> None:

@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -282,7 +280,7 @@ REFUSED: dict[str, list[object]] = {
 def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("demo", {place: value})
-    assert str(caught.value).startswith("demo: ")
+    assert str(caught.value).startswith("demo: ") and ": : " not in str(caught.value)
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -364,12 +362,6 @@ def test_settings_that_are_not_given_leave_no_trace() -> None:
     assert not any(setting in text for setting in SAMPLER_SETTINGS)
 
 
-def test_loading_a_configuration_needs_no_torch() -> None:
-    loads = "import sys; from nas.config.load import load_config; load_config('demo')"
-    code = f"{loads}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_overrides_below_what_is_no_table() -> None:
     with pytest.raises(ConfigError, match=r"file: .*Field required"):
         parse_config("stage1 = 3", "file", {"stage1.trials": 3})
@@ -399,10 +391,3 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             load_config(str(tmp_path / name))
     with pytest.raises(ConfigError, match="unknown preset 'dmeo'; did you mean 'demo'\\?"):
         load_config("dmeo")
-
-
-def test_a_mistake_of_the_whole_configuration_has_no_empty_place() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^demo: stage1\.sampler is nsga2 and goals are score: nsga2 is for two goals"
-    ):
-        load_config("demo", {"stage1.sampler": "nsga2"})

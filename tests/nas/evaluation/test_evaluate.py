@@ -69,13 +69,6 @@ def test_candidates_without_training_are_scored_as_they_inherit(tiny_study: Tiny
     assert set(found.parts) == {"inherited"}
 
 
-def test_training_leaves_the_shared_weights_alone(workspace: Workspace) -> None:
-    shared = TrainedEvaluator(workspace, "cpu")
-    before = {name: tensor.clone() for name, tensor in shared.weights.items()}
-    shared.evaluate(uniform(workspace), 0)
-    assert all(torch.equal(tensor, shared.weights[name]) for name, tensor in before.items())
-
-
 def test_only_candidates_of_the_study_s_own_seed_use_saved_outputs(tiny_study: TinyStudy, workspace: Workspace) -> None:
     shared = TrainedEvaluator(workspace, "cpu")
     (plan,), seed = shared.training_phases, tiny_study.config.seed

@@ -49,9 +49,8 @@ AUTO = {
 }
 
 
-def student(*layers: FFN, base: Base = BASE, head: str = "classification", **experts: int) -> Any:
-    labels = {"regression": 1, "question_answering": 2}.get(head, 3)
-    return shaken(build(Architecture.of_ffns(base, layers, **experts), TASK_TYPES[head], labels)).eval()
+def student(*layers: FFN, base: Base = BASE, **experts: int) -> Any:
+    return shaken(build(Architecture.of_ffns(base, layers, **experts), num_labels=3)).eval()
 
 
 def of_shape(layers: list[tuple[int, FFN]], form: str, epsilon: float = 1e-12) -> Any:
@@ -96,9 +95,16 @@ def check(model: Any, expected: Any) -> None:
             torch.testing.assert_close(model(**features)[name], tensor, rtol=1e-5, atol=1e-5)
 
 
+PRUNED = tuple(Layer(Attention(heads), FFN(stack=stack)) for heads, stack in ((2, 1), (0, 0), (0, 1), (1, 0)))
+
+
+@pytest.mark.parametrize(
+    "layers", [tuple(Layer(Attention(4), ffn) for ffn in widths()), PRUNED], ids=["widths", "pruned"]
+)
 @pytest.mark.parametrize("head", AUTO)
-def test_every_head_loads_without_trust(head: str, tmp_path: Path) -> None:
-    given = student(*widths(), head=head)
+def test_every_head_loads_without_trust(head: str, layers: tuple[Layer, ...], tmp_path: Path) -> None:
+    labels = {"regression": 1, "question_answering": 2}.get(head, 3)
+    given = shaken(build(Architecture(replace(BASE, depth=len(layers)), layers), TASK_TYPES[head], labels)).eval()
     ordinary_form(given, "bert").model.save_pretrained(tmp_path)
     loaded, loading_info = AUTO[head].from_pretrained(tmp_path, output_loading_info=True)
     assert not any(loading_info.values()), loading_info
@@ -132,18 +138,6 @@ def test_every_shape(shape: str, form: str) -> None:
 
 def params(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("head", AUTO)
-def test_every_head_of_a_pruned_model(head: str, tmp_path: Path) -> None:
-    base = replace(BASE, depth=4)
-    layers = tuple(Layer(Attention(heads), FFN(stack=stack)) for heads, stack in ((2, 1), (0, 0), (0, 1), (1, 0)))
-    labels = {"regression": 1, "question_answering": 2}.get(head, 3)
-    given = shaken(build(Architecture(base, layers), TASK_TYPES[head], labels)).eval()
-    ordinary_form(given, "bert").model.save_pretrained(tmp_path)
-    loaded, loading_info = AUTO[head].from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(loading_info.values()), loading_info
-    check(loaded.eval(), given)
 
 
 def test_what_supernet_prune_makes() -> None:

@@ -168,12 +168,7 @@ def test_submissions(trained: Path, given: list[str], glue: Path, tmp_path: Path
 
 
 def test_mistakes(
-    trained: Path,
-    given: list[str],
-    architecture: str,
-    glue: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    trained: Path, given: list[str], architecture: str, glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, train = given[2:], [architecture, *given, "--out", tmp_path / "out"]
     for words, message in (

@@ -234,8 +234,8 @@ def test_a_measured_table(runtime: str, tmp_path: Path, monkeypatch: pytest.Monk
 
     try:
         found = table()
-    except TooBusy:
-        return  # nothing can be measured on a busy machine; the runtime that is made up has exact figures
+    except TooBusy as error:  # the runtime that is made up has exact figures
+        requirements.missing(f"needs a machine that is not busy: {error}")
     assert f"latency: {runtime} models" in told
     told.clear()
     assert table() == found == LatencyTable.from_json(json.loads(json.dumps(found.to_json()))) and not told

@@ -418,8 +418,7 @@ def test_limits(text: str, microseconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "0x", "0.0ms", "-1ms", "nan ms", "12", "1e400ms", "0.25", "ms", "1/0x", "12MS", "٣ms", 99 * "9" + "s"],
+    "text", ["", "0x", "0.0ms", "-1ms", "nan ms", "12", "1e400ms", "0.25", "ms", "1/0x", "12MS", "٣ms", 99 * "9" + "s"]
 )
 def test_what_is_no_limit(text: str) -> None:
     with pytest.raises(ValueError, match=r"'12ms' or '0\.012s', or .* '0\.25x', not '"):

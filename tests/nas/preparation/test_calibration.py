@@ -17,7 +17,6 @@ from search_spaces import Architecture, Experts
 from search_spaces.operations import UNARY
 from supernet.build import from_teacher
 from supernet.compensation.calibration import Calibration, calibrate
-from supernet.compensation.ridge import CompensationError
 from supernet.inherit import inherit
 from tests.nas.tiny_study import TinyStudy, uniform
 
@@ -140,10 +139,3 @@ def test_an_order_that_does_not_exist(tiny_study: TinyStudy) -> None:
     config = load_config(str(tiny_study.preset), {"supernet.order": "importence"})
     with pytest.raises(ConfigError, match=r"supernet.order: there is no 'importence'; did you mean 'importance'"):
         prepare(config, "cpu")
-
-
-def test_weights_that_cannot_be_solved_for(tiny_study: TinyStudy) -> None:
-    evaluator = TrainedEvaluator(prepared(tiny_study, **COMPENSATED), "cpu")
-    evaluator.weights["bert.encoder.layer.1.ffn.0.expand.bias"][0] = torch.nan
-    with pytest.raises(CompensationError, match=r"layers\[1\], block 0: the activations are not finite"):
-        evaluator.student(quarter(evaluator.workspace))

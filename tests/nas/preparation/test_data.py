@@ -34,7 +34,6 @@ from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_data
 from nas.preparation.workspace import OneShotWorkspace
 from nas.search.options import overrides, parser
-from nas.study.attributes import score_attribute
 from search_spaces import Architecture, Experts
 from search_spaces.spaces import SIZES
 from supernet.build import build
@@ -44,7 +43,7 @@ from supernet.inherit import inherit
 from supernet.module_inputs import module_inputs
 from tests.nas import rows
 from tests.nas.rows import study
-from tests.nas.tiny_study import TinyStudy, corpus, trials_of, uniform
+from tests.nas.tiny_study import TinyStudy, corpus, uniform
 
 KINDS = {
     "rows": (CLASSIFICATION, ("accuracy",)),
@@ -334,11 +333,7 @@ TRAINED_STAGES = {f"stage{stage}.evaluation": "trained" for stage in "123"}
             "tasks: codir works with the rows of a single task",
         ),
         (
-            {
-                "tasks": ["mine", "number"],
-                "objective": {"name": "microbert", "critic_input": "logits"},
-                "data": None,
-            },
+            {"tasks": ["mine", "number"], "objective": {"name": "microbert", "critic_input": "logits"}, "data": None},
             "tasks: microbert with these settings works with the rows of a single task",
         ),
         (
@@ -424,20 +419,3 @@ def test_a_candidate_by_every_objective(tiny_study: TinyStudy, tmp_path: Path, k
     assert near <= (0 if name == "theseus" else 0.1 * far)
     score, same = (one.evaluate(uniform(workspace), 0).value for one in (evaluator, live))
     assert score == pytest.approx(same, abs=0.1)
-
-
-@pytest.mark.slow
-def test_a_whole_search_on_a_user_s_own_rows(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """All stages on two tasks, one of which is a regression, run by the command."""
-    preset = study(tiny_study, tmp_path / "study", "both")
-    command = ("-m", "nas.search", "--stage", "all", "--preset", preset, "--out", tmp_path, "--trials", "4")
-    result = tiny_study.run(*command, "--workers", "1")
-    assert (result.returncode, result.stderr) == (0, "")
-    found = tmp_path / "both"
-    for trial in trials_of(found, "stage-3"):
-        if trial.values:
-            parts = [trial.user_attrs[score_attribute(task)] for task in ("mine", "number")]
-            assert trial.values == pytest.approx([sum(parts) / 2])
-    final = tiny_study.run("train_final.py", found / "architecture.json", "--skip-base")
-    assert (final.returncode, final.stderr) == (0, "")
-    assert "mine: 40 rows of the dev split" in final.stdout

@@ -19,8 +19,7 @@ from tests.tiny import BASE, bert, shaken
 
 HALF = Fraction(1, 2)
 MIXED = Architecture.of_ffns(
-    replace(BASE, depth=2),
-    (FFN(GELU, 1, HALF, Experts(3, Fraction(1), "token_gate")), FFN(GELU, 2, HALF)),
+    replace(BASE, depth=2), (FFN(GELU, 1, HALF, Experts(3, Fraction(1), "token_gate")), FFN(GELU, 2, HALF))
 )
 
 

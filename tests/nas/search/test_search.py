@@ -171,10 +171,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--max-latency", "fast"], "--max-latency: "),
         (["--stage", "1", "--objective", "speed"], "--goals: 'speed' is not one of score; score,params; "),
         (["--stage", "1", "--goals", "speed"], "--goals: 'speed' is not one of score; score,params; "),
-        (
-            ["--stage", "1", "--goals", "score,params", "--sampler", "lanas"],
-            "two goals need one of random",
-        ),
+        (["--stage", "1", "--goals", "score,params", "--sampler", "lanas"], "two goals need one of random"),
         (["--stage", "1", "--sampler", "nsga2"], "nsga2 is for two goals"),
         (["--stage", "1", "--from", "a.json"], "--from: only stages 2 and 3 refine an architecture"),
         (["--stage", "2", "--from", "no.json", "--out", "nowhere"], "no.json: no such file"),

@@ -105,33 +105,6 @@ def test_a_latency_limit_is_kept_and_finalists_are_measured(tiny_study: TinyStud
         assert "measured whole" in result.stdout
 
 
-def test_layers_without_ffns_from_the_search_to_the_checkpoint(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """All stages with compensated inheritance, and the final training of a model without any FFN."""
-    # Within the size of two layers with an eighth, most architectures have a layer without an FFN.
-    small = ('uniform = "1/2"', 'uniform = "1/8"')
-    more = ("trials = 6", "trials = 12")
-    changes = ("stacks = [1, 2]", "stacks = [0, 1]"), small, more, ("slack = 0.3", "slack = 1.0"), UNCONFIRMED
-    compensated = ("[candidate]", '[supernet]\ninheritance = "compensated"\ncalibration_rows = 40\n\n[candidate]')
-    preset = tiny_study.variant(tmp_path / "tiny.toml", *changes, compensated)
-    result = tiny_study.run(*tiny_study.search(tmp_path, "--stage", "all", preset=preset))
-    assert (result.returncode, result.stderr) == (0, "")
-    for stage in "123":
-        trials = trials_of(tmp_path / "tiny", f"stage-{stage}")
-        assert not [trial for trial in trials if trial.state == TrialState.FAIL]
-        if stage != "2":
-            without = [trial for trial in trials if "no FFN" in formula(ledger.architecture_of(trial))]
-            assert without and all(trial.values for trial in without if ledger.DUPLICATE_OF not in trial.user_attrs)
-    start = Architecture.load(tmp_path / "tiny" / "architecture.json")
-    empty = tmp_path / "empty.json"
-    Architecture.uniform(start.base, stack=0).save(empty)
-    arguments = ("--preset", tmp_path / "tiny" / "config.toml", "--out", tmp_path / "final", "--skip-base")
-    result = tiny_study.run("train_final.py", empty, *arguments)
-    assert (result.returncode, result.stderr) == (0, "")
-    student = json.loads((tmp_path / "final" / "metrics.json").read_text())["models"]["student"]
-    assert (student["ffn_params"], student["params"]) == (0, cost.params(Architecture.uniform(start.base, stack=0), 3))
-    assert Architecture.load(tmp_path / "final" / "architecture.json") == Architecture.load(empty)
-
-
 def test_heads_and_layers_from_the_search_to_the_checkpoint(tiny_study: TinyStudy, tmp_path: Path) -> None:
     """All stages on untrained candidates, and the final training of a winner with few heads and a layer left out.
 

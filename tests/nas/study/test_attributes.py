@@ -1,24 +1,17 @@
 """A user's task may have the name of a trial's attribute."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import optuna
-import pytest
-from optuna.trial import TrialState
 
 from distill.training.evaluation import Load
 from nas.evaluation.score import Score
-from nas.preparation.workspace import Workspace
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, ROWS, attribute, score_attribute
 from nas.workers.runner import attributes_of
-from search_spaces import Architecture, cost
 from search_spaces.limits import Limit
-from tests.nas import rows
 from tests.nas.study.test_ledger import SPACE
-from tests.nas.tiny_study import TinyStudy, trials_of
 
 # All that a trial remembers by names that a task may have.
 TAKEN = (
@@ -56,31 +49,3 @@ def test_scores_of_tasks_hide_nothing() -> None:
     assert all(with_parts[key] == value for key, value in trials[0].user_attrs.items())
     missing = [key for key in without if key not in trials[1].user_attrs]
     assert missing == ["standard_error", "seconds"]
-
-
-@pytest.mark.slow
-def test_a_search_on_tasks_of_such_names(tiny_study: TinyStudy, workspace: Workspace, tmp_path: Path) -> None:
-    files = rows.table(tmp_path)
-    preset = rows.study(
-        tiny_study,
-        tmp_path,
-        "both",
-        tasks=["params", "standard_error"],
-        rows={
-            "params": files | {"text": "one", "pair": "two", "label": "lib"},
-            "standard_error": files | {"text": "one", "label": "share", "regression": True},
-        },
-    )
-    base, graph = workspace.base()
-    Architecture.uniform(base, graph=graph).save(tmp_path / "start.json")
-    given = ("--from", tmp_path / "start.json", "--trials", "3", "--workers", "1", "--out", tmp_path)
-    result = tiny_study.run("-m", "nas.search", "--stage", "3", "--preset", preset, *given)
-    assert (result.returncode, result.stderr) == (0, "")
-    scored = [trial for trial in trials_of(tmp_path / "both", "stage-3") if trial.state == TrialState.COMPLETE]
-    assert scored
-    for trial in scored:
-        facts = trial.user_attrs
-        assert facts["params"] == cost.params(ledger.architecture_of(trial), 3)
-        parts = [facts[score_attribute(name)] for name in ("params", "standard_error")]
-        assert trial.values == pytest.approx([sum(parts) / 2])
-        assert 0 < facts["standard_error"] < 0.2 and facts["standard_error"] != parts[1]

@@ -132,20 +132,6 @@ def test_the_cache_is_what_the_database_has(url: str) -> None:
     engine_of(storage).dispose()
 
 
-def test_a_storage_that_is_opened_again_reads_all(url: str) -> None:
-    first = open_storage(url)
-    study = study_of(first)
-    study.add_trial(TEMPLATE)
-    ledger.complete(study, 0, 0.5, {})
-    study.add_trial(TEMPLATE)
-    engine_of(first).dispose()
-    second = open_storage(url)
-    assert study_of(second).get_trials() == fresh(url)
-    ledger.complete(study_of(second), 1, 0.25, {})
-    assert [trial.value for trial in fresh(url)] == [0.5, 0.25]
-    engine_of(second).dispose()
-
-
 @pytest.mark.parametrize(
     ("statement", "reason"),
     [

@@ -181,23 +181,6 @@ def distances(model: nn.Module, whole: nn.Module, given: dict[str, Tensor] = NEW
     return [float(((a - b)[mask_BT] ** 2).mean()) for a, b in zip(*states, strict=True)]
 
 
-@pytest.mark.parametrize("attention_experts", [1, 2])
-@pytest.mark.parametrize("stack", [1, 2])
-@pytest.mark.parametrize("without", [(0,), (1,), (0, 1, 2)])
-def test_layers_without_ffns_get_closer_to_the_supernet(
-    without: tuple[int, ...], stack: int, attention_experts: int, accelerator: Accelerator
-) -> None:
-    """To the outputs of its layers, on sentences that were not seen; the layers above start from there."""
-    whole = supernet(stack=stack)
-    layers = tuple(FFN(GELU, 0 if layer in without else stack, HALF) for layer in range(3))
-    model = candidate(whole, Architecture.of_ffns(BASE, layers, attention_experts))
-    before = distances(model, whole)
-    compensate(model, calibrate(whole, BATCHES, accelerator), accelerator)
-    after = distances(model, whole)
-    assert all(after[layer] < 0.75 * before[layer] for layer in without)
-    assert after[2] < before[2]
-
-
 def test_few_sentences_change_layers_without_ffns_little(accelerator: Accelerator) -> None:
     whole = supernet()
     model = candidate(whole, uniform(stack=0))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from distill.encoders.family import family_of
 from distill.encoders.student import ffn
-from search_spaces import GELU, Architecture
+from search_spaces import GELU, Architecture, FFNGraph
 from supernet.build import build
 from supernet.embedding import of_rank
 from supernet.order.importance import sort_channels, summed_loss
@@ -64,7 +64,10 @@ def test_regressions_without_a_single_solution(rows: int, rank: int) -> None:
     assert float(errors[-1]) == pytest.approx(expected, rel=2e-2, abs=0.05 * float(errors[0]))
 
 
-def test_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
+@pytest.mark.parametrize("formula", ["project(gelu(expand(x)))", "project(mul(gelu(expand(x)),gate(x)))"])
+def test_losses_are_errors_in_the_fisher_metric(formula: str) -> None:
+    torch.manual_seed(0)
+    model = shaken(build(Architecture.uniform(BASE, FFNGraph.parse(formula), 2), num_labels=3)).eval()
     found = predicted_losses(model, BATCHES, fisher_matrices(model, BATCHES, sampled_loss(0)), ["gelu", "relu"], 20)
     assert {op: [len(layer) for layer in layers] for op, layers in found.items()} == {
         op: [21] * BASE.depth for op in ("gelu", "relu")
@@ -78,8 +81,9 @@ def test_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
             model(**inputs(given))
         x = torch.cat([states[given["attention_mask"].bool()] for states, given in zip(kept, BATCHES, strict=True)])
         output = block.f(x)
-        relu = torch.relu(block.expand(x))[:, :20]
-    root = torch.linalg.cholesky(metric + 1e-12 * torch.eye(len(metric)))
+        relu = torch.relu(block.expand(x))[:, :20] * (block.gate(x)[:, :20] if "gate" in formula else 1)
+    values, vectors = np.linalg.eigh(metric.numpy())
+    root = torch.from_numpy(vectors * np.sqrt(values.clip(min=0)))
     target = (output - output.mean(dim=0)).double() @ root
     columns = zip(x.double().T.numpy(), (output - output.mean(dim=0)).double().T.numpy(), strict=True)
     residuals = [y - np.polyval(np.polyfit(x_d, y, 1), x_d) for x_d, y in columns]

@@ -63,9 +63,13 @@ def test_channels_without_news_come_last() -> None:
     assert 11 in last and len({3, 9} & last) == 1 and len({1, 2, 10} & last) == 1
 
 
-def test_moments_are_those_of_tokens() -> None:
-    """Covariances of the inputs of `project`, and the metric as the exact Fisher information of the predictions."""
-    model = shaken(build(Architecture.uniform(BASE, GELU, 2), num_labels=3)).eval()
+@pytest.mark.parametrize("labels", [1, 3])
+def test_moments_are_those_of_tokens(labels: int) -> None:
+    """Covariances of the inputs of `project`, and the metric as the exact Fisher information of the predictions, of
+    numbers or of classes.
+    """
+    model = shaken(build(Architecture.uniform(BASE, GELU, 2), num_labels=labels)).eval()
+    model.config.problem_type = "regression" if labels == 1 else None
     batches = [batch(4, 9, seed=1), batch(3, 6, seed=2)]
     moments = block_moments(model, batches, sampled_loss(0))
     block = model.bert.encoder.layer[1].ffn[1]
@@ -73,15 +77,18 @@ def test_moments_are_those_of_tokens() -> None:
     block.project.register_forward_hook(lambda module, given, output: seen.update(input=given[0], output=output))
     features, exact, tokens = [], torch.zeros(BASE.width, BASE.width, dtype=torch.float64), 0
     for one in batches:
-        log_probabilities = F.log_softmax(model(**inputs(one)).logits, dim=-1)
+        logits = model(**inputs(one)).logits
+        # A number has a normal distribution of variance 1, whose information is that of its mean.
+        log_probabilities = logits if labels == 1 else F.log_softmax(logits, dim=-1)
+        weights = torch.ones_like(logits) if labels == 1 else log_probabilities.detach().exp()
         valid = one["attention_mask"].bool()
         features.append(seen["input"][valid])
         tokens += int(valid.sum())
         for row in range(len(valid)):
-            for label in range(3):
+            for label in range(labels):
                 (gradient,) = torch.autograd.grad(log_probabilities[row, label], seen["output"], retain_graph=True)
                 of_tokens = gradient[row][valid[row]].double()
-                exact += float(log_probabilities.detach()[row, label].exp()) * of_tokens.t() @ of_tokens
+                exact += float(weights[row, label]) * of_tokens.t() @ of_tokens
     together = torch.cat(features).double()
     found = moments[1][1]
     assert found.tokens == tokens == len(together)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from distill.encoders.family import family_of
@@ -15,6 +14,7 @@ from distill.encoders.parts import encoder_layers
 from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
 from search_spaces.cost import layer_params
 from supernet.build import base_of_teacher, build
+from tests.distill.encoders.student.test_head_costs import TOKENS, products
 from tests.renamed import of_every_kind
 from tests.tiny import batch, bert, inputs, shaken
 
@@ -41,10 +41,11 @@ KINDS = [
 @pytest.mark.parametrize(("family", "routed"), KINDS)
 def test_its_output_is_its_input(family: str, routed: bool) -> None:
     model, architecture = student(family, routed)
-    states = model(**inputs(batch()), output_hidden_states=True).hidden_states
     # The last states are normalized once more, where LayerNorms come first.
     once = not architecture.base.pre_norm
-    assert [torch.equal(*pair) for pair in pairwise(states)] == [False, True, False, once]
+    for training in (True, False):
+        states = model.train(training)(**inputs(batch()), output_hidden_states=True).hidden_states
+        assert [torch.equal(*pair) for pair in pairwise(states)] == [False, True, False, once]
     for number, (layer, own) in enumerate(zip(encoder_layers(model), architecture.layers, strict=True)):
         size = sum(parameter.numel() for parameter in layer.parameters())
         missing = 0 if number or architecture.base.first_norm else architecture.base.norm_size
@@ -56,18 +57,11 @@ def test_it_costs_nothing(family: str) -> None:
     """Of the real model's parameters and products."""
     model, architecture = student(family, False)
     assert sum(parameter.numel() for parameter in model.parameters()) == cost.params(architecture, 3)
-    products = 0
-
-    def count(module: nn.Linear, given: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
-        nonlocal products
-        products += given[0].numel() * module.out_features
-
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.register_forward_hook(count)
-    model(input_ids=torch.ones(1, 7, dtype=torch.long))
     width = 3 * architecture.base.width // architecture.base.heads
-    assert cost.macs(architecture, 7, 3) == products + 2 * 7 * (7 + architecture.base.relative_positions) * width
+    assert (
+        cost.macs(architecture, TOKENS, 3)
+        == products(model) + 2 * TOKENS * (TOKENS + architecture.base.relative_positions) * width
+    )
 
 
 @pytest.mark.parametrize(("family", "routed"), KINDS)

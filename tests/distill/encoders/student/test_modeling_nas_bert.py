@@ -94,19 +94,6 @@ def test_without_an_ffn_a_layer_ends_with_its_attention(attention_experts: int) 
     }
 
 
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("experts", [1, 2])
-def test_a_layer_left_out_is_the_identity(experts: int, train: bool) -> None:
-    """Whether or not the other layers have experts, by which the forward pass of all layers is another."""
-    ffn = FFN(expansion=Fraction(1, 2), experts=Experts(experts))
-    layers = tuple(Layer(Attention(heads), part) for heads, part in ((0, FFN(stack=0)), (4, ffn), (0, FFN(stack=0))))
-    model = shaken(build(Architecture(BASE, layers), None)).train(train)
-    states = model(**inputs(batch()), output_hidden_states=True).hidden_states
-    assert torch.equal(states[0], states[1]) and torch.equal(states[2], states[3])
-    assert not torch.equal(states[1], states[2])
-    assert [len(list(layer.parameters())) > 0 for layer in model.encoder.layer] == [False, True, False]
-
-
 def test_factorized_embedding() -> None:
     """Next, this and previous word, zero beyond the ends of the sentence, as MobileBERT orders them."""
     embeddings = make("none", 7).embeddings

@@ -41,11 +41,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> 
 
 @pytest.mark.parametrize(
     ("values", "classes"),
-    [
-        ([10, 9, 2], ("2", "9", "10")),
-        (["1.5", "-3", "20"], ("-3", "1.5", "20")),
-        (["10", "9", "b"], ("10", "9", "b")),
-    ],
+    [([10, 9, 2], ("2", "9", "10")), (["1.5", "-3", "20"], ("-3", "1.5", "20")), (["10", "9", "b"], ("10", "9", "b"))],
 )
 def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path, values: list[object], classes: object) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"s": "a", "l": value}) + "\n" for value in values))
