@@ -32,6 +32,7 @@ class Encoded:
         places: what tokens correspond to in the split. For tagged words, int32 (tokens,), the index of the word at its
             first token; for questions, int32 (tokens, 2), the start and end of the token's characters in the context;
             -1 for all other tokens.
+        weights: of rows in the loss with their labels, float32 (N,), or (N, C) as their labels; None: all are 1.
         sources: for questions, whose contexts may be divided into several rows, int32 (N,), the index of the question.
 
     Raises:
@@ -45,6 +46,7 @@ class Encoded:
     task_type: str = "classification"
     places: np.ndarray | None = None
     sources: np.ndarray | None = None
+    weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         tokens, offsets = self.input_ids.shape, self.offsets
@@ -54,7 +56,9 @@ class Encoded:
             shapes = f"{tokens} input_ids, {self.token_type_ids.shape} token_type_ids"
             raise ValueError(f"Encoded: offsets end at {offsets[-1]}, which does not fit {shapes}")
         rows = len(offsets) - 1
-        for name, length in (("labels", tokens[0] if self.tagged else rows), ("places", tokens[0]), ("sources", rows)):
+        by_token = {"places", "labels"} if self.tagged else {"places"}
+        for name in ("labels", "places", "sources", "weights"):
+            length = tokens[0] if name in by_token else rows
             array = getattr(self, name)
             if array is not None and array.shape[:1] != (length,):
                 sizes = f"{rows} rows of {tokens[0]} tokens"
@@ -150,7 +154,7 @@ def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
     if encoded.tagged:
         by_token.add("labels")
     arrays: dict[str, Any] = {}
-    for name in ("input_ids", "token_type_ids", "labels", "places", "sources"):
+    for name in ("input_ids", "token_type_ids", "labels", "places", "sources", "weights"):
         array = getattr(encoded, name)
         if array is not None:
             arrays[name] = array[tokens if name in by_token else rows]
@@ -203,8 +207,8 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     """A batch of these rows as a model's input, padded on the right to the longest of them.
 
     int64 tensors ``input_ids``, ``attention_mask`` and ``token_type_ids`` of shape (B, T); ``rows`` of shape (B,), the
-    numbers of these rows; and where there are labels, `labels` as `distill.tasks.types.base.TaskType` says. Padding is
-    ``pad_id``, masked by 0; it has no labels.
+    numbers of these rows; and where there are labels, `labels` as `distill.tasks.types.base.TaskType` says, and their
+    `weights`. Padding is ``pad_id``, masked by 0; it has no labels.
     """
     lengths = encoded.lengths_of(rows)
     mask_BT = np.arange(lengths.max()) < lengths[:, None]
@@ -215,6 +219,8 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     types_BT[mask_BT] = encoded.token_type_ids[places]
     batch = {"input_ids": ids_BT, "attention_mask": mask_BT.astype(np.int64), "token_type_ids": types_BT}
     batch["rows"] = np.asarray(rows, np.int64)
+    if encoded.weights is not None:
+        batch["weights"] = encoded.weights[rows]
     if encoded.labels is not None:
         if encoded.tagged:
             batch["labels"] = np.full(mask_BT.shape, IGNORED, np.int64)

@@ -45,7 +45,7 @@ S = TypeVar("S", bound=AnySplit)
 @dataclass(frozen=True)
 class Split(AnySplit):
     """Rows of a classification or regression: sentences, for pairs also the second ones (else None), and as labels
-    class indices (int) or numbers (float).
+    class indices (int), numbers (float), or for several classes a tuple with 0 or 1 for each class.
     """
 
     texts: tuple[str, ...]

@@ -107,7 +107,7 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
     except ValueError as error:
         raise ConfigError(f"--max-params: {error}") from None
     if options.train is not None:
-        columns = {name: getattr(options, name) for name in ("text", "pair", "label", "regression", "metric")}
+        columns = {name: getattr(options, name) for name in OF_OWN_ROWS if name != "dev"}
         columns["embeddings"] = options.embeddings is not None
         files = {name: str(getattr(options, name).resolve()) for name in ("train", "dev")}
         given["rows"] = Given("--train", {OWN: files | {key: value for key, value in columns.items() if value}})
@@ -147,6 +147,7 @@ def _without_labels(options: argparse.Namespace) -> int:
     rows, classes = [{"sentence": text} for text in texts], None
     if options.embeddings is None:
         labels, classes = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
+        options.multi_label = isinstance(labels[0], list)
         rows = [row | {"label": label} for row, label in zip(rows, labels, strict=True)]
     with scratch_folder() as folder:
         options.train, options.dev = write_rows(folder, rows)

@@ -1,6 +1,7 @@
 """`compress_model`: compress a model and rows that are in memory."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ def compress_model(
     pair: str | None = None,
     label: str = "label",
     regression: bool = False,
+    multi_label: bool = False,
+    threshold: float = 0.5,
+    class_weights: str | Mapping[str, float] | None = None,
     max_latency: str | None = None,
     max_params: int | None = None,
     max_size: str | None = None,
@@ -80,7 +84,9 @@ def compress_model(
             every tenth row of `train` is measured on instead of trained on.
         tokenizer: of a `model` that is no folder or name.
         text, pair, label: the columns of the sentence, of a second one, and of the class or number.
-        regression: whether the labels are numbers.
+        regression, multi_label: whether the labels are numbers, or lists of any number of classes.
+        threshold: the probability from which a class is predicted with `multi_label`.
+        class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
         max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's. If no limit is given at all,
             it is "1/3x".
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
@@ -97,10 +103,11 @@ def compress_model(
         source = source_of(model, tokenizer, folder / "model")
         files = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
         table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}
+        table |= {"multi_label": multi_label, "threshold": threshold, "class_weights": class_weights}
         settings = {
             "teacher": source,
             "tasks": [OWN],
-            "rows": {OWN: table | ({"pair": pair} if pair else {})},
+            "rows": {OWN: {name: value for name, value in (table | {"pair": pair}).items() if value is not None}},
             "max_length": max_length,
             "seed": seed,
             "space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency,

@@ -12,7 +12,7 @@ from torch import nn
 from distill.command.contents import contents
 from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES
-from distill.tasks.classes import with_classes_of
+from distill.tasks.classes import weighted, with_classes_of
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
 from distill.tasks.readers import embedded, load_task, reader_of
@@ -21,12 +21,21 @@ from distill.tasks.row_checks import notes
 from distill.tasks.splits import AnySplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
-from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, REGRESSION, TaskType, encode, get_task_type
+from distill.tasks.types import (
+    CLASSIFICATION,
+    EMBEDDINGS,
+    MULTI_LABEL,
+    REGRESSION,
+    TaskType,
+    encode,
+    get_task_type,
+)
 from distill.training.evaluation import rows_logits
 from distill.training.sentences import pooling_of
 from distill.training.teacher import check_positions, load_config, load_model, locate, outputs_of
 from foundation.files import fingerprint
-from nas.config.schema import ConfigError, RowsTable, StudyConfig
+from nas.config.rows import RowsTable
+from nas.config.schema import ConfigError, StudyConfig
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
 READERS_VERSION = 4
@@ -70,7 +79,7 @@ class TaskFolders:
 def stored_task(folder: Path) -> Task:
     """The task whose data is in this folder."""
     fields = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    return Task(fields["name"], tuple(fields["labels"]), fields["task_type"], tuple(fields["metrics"]))
+    return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
 
 def check_tasks(config: StudyConfig) -> None:
@@ -117,7 +126,9 @@ def task_type_of(config: StudyConfig, task: str) -> TaskType:
 
 def type_of_rows(rows: RowsTable) -> str:
     """The name of the task type of a user's own rows."""
-    return EMBEDDINGS if rows.embeddings else REGRESSION if rows.regression else CLASSIFICATION
+    if rows.embeddings:
+        return EMBEDDINGS
+    return REGRESSION if rows.regression else MULTI_LABEL if rows.multi_label else CLASSIFICATION
 
 
 def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
@@ -145,8 +156,8 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
             task_type = type_of_rows(rows)
             if task_type == EMBEDDINGS:
                 return text_task(*files, rows.text)
-            columns: dict[str, Any] = {"text": rows.text, "label": rows.label, "pair": rows.pair}
-            return table_task(*files, **columns, labels=rows.labels, task_type=task_type, metric=rows.metric)
+            names = ("text", "label", "pair", "labels", "metric", "threshold")
+            return table_task(*files, task_type=task_type, **{name: getattr(rows, name) for name in names})
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
@@ -167,10 +178,10 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         if name in config.rows:
             rows = config.rows[name]
             files = [Path(rows.train), Path(rows.dev)]
-            columns = [rows.text, rows.pair, rows.label, rows.regression, rows.metric, *(rows.labels or ())]
+            settings = [rows.model_dump(exclude={"train", "dev"})]
             if rows.embeddings:
-                columns = [rows.text, json.dumps(pooling_of(locate(config.teacher)))]
-            return fingerprint(READERS_VERSION, columns, [file.suffix for file in files], *files)
+                settings.append(pooling_of(locate(config.teacher)))
+            return fingerprint(READERS_VERSION, json.dumps(settings), [file.suffix for file in files], *files)
         folder = None if config.data is None else Path(config.data)
         return fingerprint(READERS_VERSION, *reader_of(name).sources(name, folder))
     except TaskError as error:
@@ -237,9 +248,15 @@ def write(
     (folder / NOTES).write_text(json.dumps(notes_of(config, tokenizer, data)), encoding="utf-8")
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         try:
-            save_encoded(encoded(config, data.task, rows, tokenizer, accelerator), folder / f"{name}.npz")
+            arrays = encoded(config, data.task, rows, tokenizer, accelerator)
         except ValueError as error:
             raise ConfigError(f"max_length: {error}") from None
+        if name == "train" and own is not None and own.class_weights is not None:
+            try:
+                arrays = weighted(arrays, data.task, own.class_weights)
+            except TaskError as error:
+                raise ConfigError(f"rows.{config.task}: {error}") from None
+        save_encoded(arrays, folder / f"{name}.npz")
         if name in ("search", "dev"):
             save_split(rows, folder / f"{name}.json")
     (folder / "task.json").write_text(json.dumps(asdict(data.task)), encoding="utf-8")
