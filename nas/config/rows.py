@@ -1,12 +1,22 @@
 """The table `[rows.NAME]` of a configuration."""
 
-from typing import Annotated, Literal
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from foundation.errors import shortened
 from nas.config.values import Table
 
-Weight = Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)]
+
+def _class_weights(value: Any) -> Any:
+    if value is None or value == "balanced":
+        return value
+    weights = value if isinstance(value, Mapping) else {}
+    if not weights or not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in weights.values()):
+        raise ValueError(f'{shortened(value)} is neither "balanced" nor a table of weights above 0 by names of classes')
+    return {str(name): weight for name, weight in weights.items()}
 
 
 class RowsTable(Table):
@@ -37,7 +47,7 @@ class RowsTable(Table):
     labels: tuple[str, ...] | None = None
     metric: str | None = None
     threshold: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
-    class_weights: Literal["balanced"] | dict[str, Weight] | None = None
+    class_weights: Annotated[str | dict[str, float] | None, BeforeValidator(_class_weights)] = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> "RowsTable":

@@ -79,7 +79,8 @@ class TaskFolders:
 def stored_task(folder: Path) -> Task:
     """The task whose data is in this folder."""
     fields = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+    fields |= {name: tuple(fields[name]) for name in ("labels", "metrics")}
+    return Task(**fields)
 
 
 def check_tasks(config: StudyConfig) -> None:

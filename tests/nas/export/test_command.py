@@ -198,6 +198,7 @@ def test_as_bert(tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_study:
         ("tagging", "token-classification", ["O", "B-BEE", "B-DEE"]),
         ("questions", "question-answering", ["start", "end"]),
         ("regression", "text-classification", ["score"]),
+        ("multi_label", "text-classification", ["b", "d"]),
     ],
 )
 def test_other_kinds(kind: str, pipeline: str, names: list[str], tiny_study: TinyStudy, tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def trained(tiny_study: TinyStudy, folder: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["tagging", "questions", "regression"])
+@pytest.mark.parametrize("kind", ["tagging", "questions", "regression", "multi_label"])
 def test_scores_of_other_kinds(
     kind: str, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,9 @@ RNG = np.random.default_rng(0)
 
 def split(rows: int = 40) -> Split:
     labels = RNG.random((rows, 3)) < (0.5, 0.2, 0.1)
-    return Split(tuple(f"a{'b' * (row % 5)}" for row in range(rows)), None, tuple(map(tuple, labels.astype(int).tolist())))
+    return Split(
+        tuple(f"a{'b' * (row % 5)}" for row in range(rows)), None, tuple(map(tuple, labels.astype(int).tolist()))
+    )
 
 
 def test_metrics_are_scikit_learns() -> None:
