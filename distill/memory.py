@@ -62,8 +62,10 @@ def source_of(model: Any, tokenizer: Any, folder: Path) -> str:
     return str(folder)
 
 
-def write_splits(folder: Path, train: Any, dev: Any, columns: Sequence[str]) -> tuple[Path, Path]:
-    """Write labeled rows with these columns as `write_rows` does.
+def write_splits(
+    folder: Path, train: Any, dev: Any, columns: Sequence[str], by: str | None = None
+) -> tuple[Path, Path]:
+    """Write rows with these columns as `write_rows` does.
 
     Raises:
         RowsError: they are no rows, there are none or too few, or a row lacks a column.
@@ -86,7 +88,7 @@ def write_splits(folder: Path, train: Any, dev: Any, columns: Sequence[str]) -> 
     given = {
         name: rows and [{column: row[column] for column in columns} for row in rows] for name, rows in splits.items()
     }
-    return write_rows(folder, given["train"] or (), given["dev"])
+    return write_rows(folder, given["train"] or (), given["dev"], by)
 
 
 def naming_memory(folder: Path, *models: str) -> AbstractContextManager[None]:
@@ -138,12 +140,25 @@ def _named(value: Any, names: Sequence[str] | None) -> Any:
 
 
 def write_rows(
-    folder: Path, train: Sequence[Mapping[str, Any]], dev: Sequence[Mapping[str, Any]] | None = None
+    folder: Path,
+    train: Sequence[Mapping[str, Any]],
+    dev: Sequence[Mapping[str, Any]] | None = None,
+    by: str | None = None,
 ) -> tuple[Path, Path]:
-    """Write the rows to train.jsonl and dev.jsonl in a folder; without dev rows, every tenth row becomes one."""
+    """Write the rows to train.jsonl and dev.jsonl in a folder. Without dev rows, every tenth row becomes one, or all
+    rows with every tenth value of the column `by`.
+
+    Raises:
+        RowsError: there are too few values.
+    """
     if dev is None:
-        dev = train[HELD_OUT - 1 :: HELD_OUT]
-        train = [row for number, row in enumerate(train) if number % HELD_OUT != HELD_OUT - 1]
+        keys = [number if by is None else str(row[by]) for number, row in enumerate(train)]
+        places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        if by is not None and len(places) < HELD_OUT:
+            raise RowsError(f"{len(places)} values in the column {by!r} are too few to hold every tenth out")
+        held = [places[key] % HELD_OUT == HELD_OUT - 1 for key in keys]
+        dev = [row for row, out in zip(train, held, strict=True) if out]
+        train = [row for row, out in zip(train, held, strict=True) if not out]
     one, two = (folder / f"{name}.jsonl" for name in SPLITS)
     for file, rows in ((one, train), (two, dev)):
         file.write_text("".join(f"{json.dumps(dict(row), default=_plain)}\n" for row in rows), encoding="utf-8")

@@ -41,8 +41,8 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     weights = "weights of classes in the loss with labels: inverse to how often they occur, or 1 for those not named"
     add("--class-weights", type=_class_weights, metavar="balanced|NAME=X,...", help=weights)
     score = (
-        "score of --train's rows, such as f1_macro or matthews (default: accuracy, Spearman's correlation of numbers, or "
-        "f1_micro with --multi-label)"
+        "score of --train's rows, such as f1_macro or matthews (default: accuracy, Spearman's correlation of numbers, "
+        "or f1_micro with --multi-label)"
     )
     add("--metric", metavar="NAME", help=score)
     length = "longer rows are truncated to N tokens (default: %(default)s)"

@@ -61,6 +61,14 @@ class Split(AnySplit):
 
 
 @dataclass(frozen=True)
+class PassageSplit(Split):
+    """Queries, each with a passage, and as labels the scores of a reranker. The passages of a query stay together."""
+
+    def keys(self) -> Sequence[Hashable]:
+        return self.texts
+
+
+@dataclass(frozen=True)
 class SentenceSplit(AnySplit):
     """Sentences without labels; what is learned of them are the teacher's vectors."""
 

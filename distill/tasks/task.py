@@ -88,9 +88,10 @@ def score(task: Task, predictions: Rows, references: Rows) -> dict[str, Score]:
     """All metrics of a task on a whole split, `task.metrics[0]` first.
 
     Args:
-        predictions, references: one entry per row, as returned by `predict` and `TaskType.references`: a class index; of
-            each class whether the row has it; a number; the class indices of a sentence's words (-1 if nothing is predicted); or the text of the
-            predicted answer ("" for none) and the texts of the correct ones (empty if there is no answer).
+        predictions, references: one entry per row, as returned by `predict` and `TaskType.references`: a class index;
+            for each class whether the row has it; a number; the class indices of a sentence's words (-1 if nothing is
+            predicted); or the text of the predicted answer ("" for none) and the texts of the correct ones (empty if
+            there is no answer).
 
     Raises:
         ValueError: there are no rows, or the numbers of predictions and references differ.

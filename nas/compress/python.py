@@ -60,6 +60,7 @@ def compress_model(
     pair: str | None = None,
     label: str = "label",
     regression: bool = False,
+    reranking: bool = False,
     multi_label: bool = False,
     threshold: float = 0.5,
     class_weights: str | Mapping[str, float] | None = None,
@@ -85,6 +86,8 @@ def compress_model(
         tokenizer: of a `model` that is no folder or name.
         text, pair, label: the columns of the sentence, of a second one, and of the class or number.
         regression, multi_label: whether the labels are numbers, or lists of any number of classes.
+        reranking: whether the model is a reranker, of which the student learns the scores of `text`, a query, and
+            `pair`, a passage. Rows need no labels; without `dev`, every tenth query is held out.
         threshold: the probability from which a class is predicted with `multi_label`.
         class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
         max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's. If no limit is given at all,
@@ -101,9 +104,15 @@ def compress_model(
     """
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
-        files = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
+        columns = (text, *([pair] if pair else ()), *(() if reranking else [label]))
+        files = write_splits(folder, train, dev, columns, by=text if reranking else None)
         table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}
-        table |= {"multi_label": multi_label, "threshold": threshold, "class_weights": class_weights}
+        table |= {
+            "reranking": reranking,
+            "multi_label": multi_label,
+            "threshold": threshold,
+            "class_weights": class_weights,
+        }
         settings = {
             "teacher": source,
             "tasks": [OWN],
@@ -118,7 +127,7 @@ def compress_model(
             "final.steps": steps,
             "finetune.steps": finetune_teacher,
         }
-        config = load_config(PRESET, settings)
+        config = load_config(f"{PRESET}-reranking" if reranking else PRESET, settings)
         out = folder / "student"
         run = CompressRun(config=config, out=out, uniform=uniform, device=device)
         if compress(run, on_progress, warnings.warn) is None:

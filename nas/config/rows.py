@@ -28,6 +28,7 @@ class RowsTable(Table):
         label: the column of the class; with `regression` of the number, with `multi_label` of the list of classes.
         regression, multi_label: whether a number is predicted, or any number of classes.
         embeddings: whether the vector of a sentence encoder is predicted, without labels.
+        reranking: whether the score of a reranker for the query `text` and the passage `pair` is, without labels.
         labels: the names of the classes in the order of the teacher's outputs; None: those that occur, sorted.
         metric: the score, such as "f1_macro" or "matthews"; None: accuracy, Spearman's correlation of numbers, or
             "f1_micro" with `multi_label`.
@@ -44,6 +45,7 @@ class RowsTable(Table):
     regression: bool = False
     multi_label: bool = False
     embeddings: bool = False
+    reranking: bool = False
     labels: tuple[str, ...] | None = None
     metric: str | None = None
     threshold: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
@@ -51,9 +53,11 @@ class RowsTable(Table):
 
     @model_validator(mode="after")
     def _one_kind(self) -> "RowsTable":
-        kinds = [name for name in ("regression", "multi_label", "embeddings") if getattr(self, name)]
+        kinds = [name for name in ("regression", "multi_label", "embeddings", "reranking") if getattr(self, name)]
         if len(kinds) > 1:
             raise ValueError(f"{' and '.join(kinds)} cannot be combined: keep one of them")
+        if self.reranking and self.pair is None:
+            raise ValueError("reranking scores pairs of a query and a passage: name the column of passages by pair")
         if self.threshold != 0.5 and not self.multi_label:
             raise ValueError("threshold is for rows with any number of classes: add multi_label = true")
         if self.class_weights is not None and kinds not in ([], ["multi_label"]):

@@ -16,9 +16,9 @@ from distill.tasks.classes import weighted, with_classes_of
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
 from distill.tasks.readers import embedded, load_task, reader_of
-from distill.tasks.readers.tables import table_task, text_task
+from distill.tasks.readers.tables import passage_task, table_task, text_task
 from distill.tasks.row_checks import notes
-from distill.tasks.splits import AnySplit, joined
+from distill.tasks.splits import AnySplit, PassageSplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
 from distill.tasks.types import (
@@ -31,8 +31,10 @@ from distill.tasks.types import (
     get_task_type,
 )
 from distill.training.evaluation import rows_logits
+from distill.training.reranker import check_reranker
 from distill.training.sentences import pooling_of
 from distill.training.teacher import check_positions, load_config, load_model, locate, outputs_of
+from foundation.errors import UserError
 from foundation.files import fingerprint
 from nas.config.rows import RowsTable
 from nas.config.schema import ConfigError, StudyConfig
@@ -129,7 +131,12 @@ def type_of_rows(rows: RowsTable) -> str:
     """The name of the task type of a user's own rows."""
     if rows.embeddings:
         return EMBEDDINGS
-    return REGRESSION if rows.regression else MULTI_LABEL if rows.multi_label else CLASSIFICATION
+    return REGRESSION if rows.regression or rows.reranking else MULTI_LABEL if rows.multi_label else CLASSIFICATION
+
+
+def reranks(config: StudyConfig) -> bool:
+    """Whether the rows of the study's first task are pairs for a reranker."""
+    return config.task in config.rows and config.rows[config.task].reranking
 
 
 def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
@@ -157,6 +164,8 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
             task_type = type_of_rows(rows)
             if task_type == EMBEDDINGS:
                 return text_task(*files, rows.text)
+            if rows.reranking:
+                return passage_task(*files, rows.text, str(rows.pair))
             names = ("text", "label", "pair", "labels", "metric", "threshold")
             return table_task(*files, task_type=task_type, **{name: getattr(rows, name) for name in names})
         if name in embedded.TASKS:
@@ -219,18 +228,30 @@ def notes_of(config: StudyConfig, tokenizer: Any, data: TaskData[Any]) -> list[s
 
 
 def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, accelerator: Accelerator) -> Encoded:
-    """The encoded rows of a split. Those of sentences have the teacher's vectors as labels.
+    """The encoded rows of a split. Those of sentences have the teacher's vectors as labels, and those of queries and
+    passages its scores.
 
     Raises:
         ValueError: `max_length` is too small for them.
         distill.training.teacher.TeacherError: the teacher cannot be loaded.
     """
     result = encode(tokenizer, rows, config.max_length, task_type=task.task_type)
-    if task.type.pool is None:
+    reranks = isinstance(rows, PassageSplit)
+    if task.type.pool is None and not reranks:
         return result
+    if reranks:
+        check_reranker(config.teacher, load_config(config.teacher))
     teacher = load_model(config.teacher, (), task.task_type, new_head=False)
     check_positions(config.teacher, teacher.config, int(result.lengths.max()), f"max_length {config.max_length}")
-    return replace(result, labels=rows_logits(teacher, result, tokenizer.pad_token_id, accelerator))
+    logits_NC = rows_logits(teacher, result, tokenizer.pad_token_id, accelerator)
+    return replace(result, labels=logits_NC[:, 0] if reranks else logits_NC)
+
+
+def as_labeled(rows: AnySplit, arrays: Encoded) -> AnySplit:
+    """A split before encoding with the scores that `encoded` has given it."""
+    if not isinstance(rows, PassageSplit) or arrays.labels is None:
+        return rows
+    return replace(rows, labels=tuple(arrays.labels.tolist()))
 
 
 def write(
@@ -250,6 +271,8 @@ def write(
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         try:
             arrays = encoded(config, data.task, rows, tokenizer, accelerator)
+        except UserError:
+            raise
         except ValueError as error:
             raise ConfigError(f"max_length: {error}") from None
         if name == "train" and own is not None and own.class_weights is not None:
@@ -259,5 +282,5 @@ def write(
                 raise ConfigError(f"rows.{config.task}: {error}") from None
         save_encoded(arrays, folder / f"{name}.npz")
         if name in ("search", "dev"):
-            save_split(rows, folder / f"{name}.json")
+            save_split(as_labeled(rows, arrays), folder / f"{name}.json")
     (folder / "task.json").write_text(json.dumps(asdict(data.task)), encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 from distill.tasks.classes import alike, classes_of, places_of
 from distill.tasks.readers.columns import column_problem, finite
 from distill.tasks.readers.texts import lines_of, read_lines
-from distill.tasks.splits import SentenceSplit, Split
+from distill.tasks.splits import PassageSplit, SentenceSplit, Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MULTI_LABEL, REGRESSION
 from foundation.errors import reason, shortened, warn_once
@@ -73,6 +73,23 @@ def text_task(train: Path, dev: Path, text: str) -> TaskData[SentenceSplit]:
     rows, dev_rows = (SentenceSplit(tuple(read_columns(file, [text])[text])) for file in (train, dev))
     kept, search = hold_out(rows)
     return TaskData(Task(text, (), EMBEDDINGS, ("cosine", "neighbours")), kept, search, dev_rows)
+
+
+def passage_task(train: Path, dev: Path, query: str, passage: str) -> TaskData[PassageSplit]:
+    """Load pairs of a query and a passage from these columns of a user's own files, of which a reranker is taught the
+    teacher's scores; the labels are 0. The task's name is that of the column `passage`.
+
+    Raises:
+        TableError: as `text_task`.
+    """
+    _check_different(train, dev)
+    splits = []
+    for file in (train, dev):
+        columns = read_columns(file, [query, passage])
+        queries, passages = tuple(columns[query]), tuple(columns[passage])
+        splits.append(PassageSplit(queries, passages, (0.0,) * len(queries)))
+    kept, search = hold_out(splits[0])
+    return TaskData(Task(passage, (), REGRESSION, USUAL[REGRESSION]), kept, search, splits[1])
 
 
 def read_columns(path: Path, columns: Sequence[str], listed: str | None = None) -> dict[str, list[Any]]:

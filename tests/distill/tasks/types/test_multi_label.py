@@ -12,7 +12,9 @@ from sklearn.metrics import accuracy_score, f1_score
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
+from distill.objectives import OBJECTIVES
 from distill.objectives.losses import soft_kl
+from distill.objectives.outputs import run
 from distill.tasks.classes import BALANCED, weighted, with_classes_of
 from distill.tasks.encoding import collate, load_encoded, save_encoded, take
 from distill.tasks.splits import Split
@@ -139,3 +141,21 @@ def test_weights_of_single_classes(tmp_path: Path) -> None:
     assert "weights" not in collate(rows, chosen, 0)
     with pytest.raises(TaskError, match="class weights: 'joi' is not one of the classes anger, joy, fear"):
         weighted(rows, task, {"joi": 2.0})
+
+
+OF_PREDICTIONS = ("efficientbert", "tinybert", "moebert", "microbert", "kd", "pkd", "distilbert", "codir", "none")
+
+
+@pytest.mark.parametrize("name", OF_PREDICTIONS)
+def test_every_objective_learns_from_them(tmp_path: Path, name: str) -> None:
+    rows, tokenizer = split(6), tiny.tokenizer(tmp_path, "ab")
+    settings: dict[str, Any] = {"labels": 3, "problem_type": "multi_label_classification", "vocab_size": len(tokenizer)}
+    student, teacher = (tiny.bert(seed, **settings) for seed in (0, 1))
+    arrays = encode(tokenizer, rows, 8, task_type=MULTI_LABEL)
+    objective = OBJECTIVES[name].make({}, student.config, teacher.config, arrays)
+    batch = collate(arrays, np.arange(6), 0)
+    with torch.no_grad():
+        taught = run(teacher, batch, objective.teacher_needs)
+    loss = objective(run(student, batch, objective.needs), taught, batch)
+    loss.backward()
+    assert torch.isfinite(loss) and any(parameter.grad is not None for parameter in student.parameters())
