@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from distill.command.report import measurement_table
-from distill.memory import naming_memory, quiet_transformers, source_of, write_splits
+from distill.memory import SPLITS, naming_memory, quiet_transformers, source_of, write_splits
 from distill.python import Distilled
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
@@ -106,17 +106,13 @@ def compress_model(
         source = source_of(model, tokenizer, folder / "model")
         columns = (text, *([pair] if pair else ()), *(() if reranking else [label]))
         files = write_splits(folder, train, dev, columns, by=text if reranking else None)
-        table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}
-        table |= {
-            "reranking": reranking,
-            "multi_label": multi_label,
-            "threshold": threshold,
-            "class_weights": class_weights,
-        }
+        table = dict(zip(SPLITS, map(str, files), strict=True)) | {"text": text, "pair": pair, "label": label}
+        table |= {"regression": regression, "reranking": reranking, "multi_label": multi_label}
+        table |= {"threshold": threshold, "class_weights": class_weights}
         settings = {
             "teacher": source,
             "tasks": [OWN],
-            "rows": {OWN: {name: value for name, value in (table | {"pair": pair}).items() if value is not None}},
+            "rows": {OWN: {name: value for name, value in table.items() if value is not None}},
             "max_length": max_length,
             "seed": seed,
             "space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency,
@@ -127,8 +123,7 @@ def compress_model(
             "final.steps": steps,
             "finetune.steps": finetune_teacher,
         }
-        config = load_config(f"{PRESET}-reranking" if reranking else PRESET, settings)
-        out = folder / "student"
+        config, out = load_config(f"{PRESET}-reranking" if reranking else PRESET, settings), folder / "student"
         run = CompressRun(config=config, out=out, uniform=uniform, device=device)
         if compress(run, on_progress, warnings.warn) is None:
             raise UserError("only the first of several processes has a result")

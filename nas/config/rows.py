@@ -58,6 +58,9 @@ class RowsTable(Table):
             raise ValueError(f"{' and '.join(kinds)} cannot be combined: keep one of them")
         if self.reranking and self.pair is None:
             raise ValueError("reranking scores pairs of a query and a passage: name the column of passages by pair")
+        for name in ("labels", "metric"):
+            if (self.embeddings or self.reranking) and getattr(self, name) is not None:
+                raise ValueError(f"{name}: rows with {kinds[0]} have no labels: leave it out")
         if self.threshold != 0.5 and not self.multi_label:
             raise ValueError("threshold is for rows with any number of classes: add multi_label = true")
         if self.class_weights is not None and kinds not in ([], ["multi_label"]):

@@ -28,7 +28,7 @@ from transformers import {auto}, AutoTokenizer, pipeline
 
 model = {auto}.from_pretrained({name}{trust})
 tokenizer = AutoTokenizer.from_pretrained({name}{trust})
-predict = pipeline("{pipeline}", model={name}{trust})
+predict = pipeline("{pipeline}", model={name}{all_classes}{trust})
 ```
 """
 USE_OF_RERANKERS = """\
@@ -146,7 +146,8 @@ class Card:
         labels = self.checkpoint.model.config.id2label
         outputs = ", ".join(f"`{labels[number]}`" for number in range(len(labels)))
         classes = f" Its outputs are {outputs}." if len(labels) <= 50 and task_type.pool is None else ""
-        code = self._use_of().format(auto=auto, name=json.dumps(self.name), trust=trust, pipeline=pipeline)
+        more = {"all_classes": ", top_k=None" if task_type.multi_label else ""}
+        code = self._use_of().format(auto=auto, name=json.dumps(self.name), trust=trust, pipeline=pipeline, **more)
         oldest = ".".join(map(str, family_of(self.checkpoint.model).since))
         return f"## Use\n\n{code}\n{why}{classes} It loads with transformers >={oldest},<{NEXT}."
 
@@ -158,9 +159,16 @@ class Card:
             f"## Results\n\nTask `{metrics['task']}`, {metrics['dev_rows']:,} rows of the dev split, with standard "
             "errors (those of differences are paired, on the same rows). MACs (multiply-accumulate operations) and "
             f"latency are of one sentence of {metrics['tokens']} tokens, in PyTorch {metrics['torch']} on "
-            f"{plural(metrics['threads'], 'thread')} of {metrics['device']}, as measured after the training.\n\n"
+            f"{plural(metrics['threads'], 'thread')} of {metrics['device']}, as measured after the training."
+            f"{self._threshold()}\n\n"
             f"{measurement_table(metrics).markdown()}"
         )
+
+    def _threshold(self) -> str:
+        rows = None if self.checkpoint.config is None else self.checkpoint.config.rows.get(self.checkpoint.config.task)
+        if rows is None or not rows.multi_label:
+            return ""
+        return f" Classes count as predicted from the probability {rows.threshold:g} on."
 
     def _files(self) -> str:
         if not self.forms:

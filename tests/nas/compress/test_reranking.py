@@ -16,10 +16,13 @@ from distill.training.teacher import load_config, load_model
 from nas.compress.command import main
 from nas.compress.python import Compressed, compress_model
 from nas.compress.retrieval import read_pairs
+from nas.config.load import load_config as load_preset
+from nas.evaluation.trained import TrainedEvaluator
 from nas.export.command import main as export
 from nas.onnx.model import OnnxModel
+from nas.preparation.prepare import prepare
 from tests import requirements
-from tests.nas.tiny_study import TinyStudy, corpus
+from tests.nas.tiny_study import TinyStudy, corpus, uniform
 from tests.tiny import inputs, shaken
 
 TEXTS = list(dict.fromkeys(corpus().texts))[:300]
@@ -136,6 +139,22 @@ def test_in_python(teacher: Path) -> None:
         ValueError, match="reranking scores pairs of a query and a passage: name the column of passages"
     ):
         compress_model(str(teacher), ROWS, text="query", reranking=True, max_params=12_000)
+
+
+def test_a_candidate_of_a_search(teacher: Path, shared_study: TinyStudy, tmp_path: Path) -> None:
+    """With a margin; its score is the correlation with what the teacher says of the held-out queries."""
+    files = [write(tmp_path / f"{name}.jsonl", rows) for name, rows in (("train", ROWS), ("dev", HELD_OUT))]
+    rows = {"train": str(files[0]), "dev": str(files[1]), "text": "query", "pair": "passage", "reranking": True}
+    changes = {"objective": {"name": "reranking", "margin": 1.0}, "finetune.steps": 0, "teacher": str(teacher)}
+    workspace = prepare(
+        load_preset(str(shared_study.preset), {"tasks": ["pairs"], "rows": {"pairs": rows}, **changes}), "cpu"
+    )
+    search, train = (workspace.folders.rows(name) for name in ("search", "train"))
+    assert search.groups is not None and train.groups is not None and len(search) + len(train) == len(ROWS)
+    assert len(search) % 5 == len(train) % 5 == 0
+    evaluator = TrainedEvaluator(workspace, "cpu")
+    assert evaluator.score(evaluator.teacher()).value == pytest.approx(1, abs=1e-6)
+    assert -1 < evaluator.evaluate(uniform(workspace), 0).value < 1
 
 
 def test_activations_of_former_versions(teacher: Path, tmp_path: Path) -> None:

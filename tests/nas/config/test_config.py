@@ -103,6 +103,8 @@ def test_rows_are_found_beside_the_preset_that_names_them(tmp_path: Path, monkey
         (OF_MINE + "threshold = 0.3", "rows.mine: threshold is for rows with any number of classes: add multi_label"),
         (OF_MINE + "multi_label = true\nregression = true", "rows.mine: regression and multi_label cannot be combined"),
         (OF_MINE + 'regression = true\nclass_weights = "balanced"', "rows.mine: class_weights: .* have no classes"),
+        (OF_MINE + 'embeddings = true\nmetric = "f1"', "rows.mine: metric: rows with embeddings have no labels"),
+        (OF_MINE + "reranking = true", "rows.mine: reranking scores pairs .*: name the column of passages by pair"),
         (
             OF_MINE + "class_weights = {a = 0}",
             "rows.mine.class_weights.*: {'a': 0} is neither \"balanced\" nor a table of weights",

@@ -208,6 +208,7 @@ def test_other_kinds(kind: str, pipeline: str, names: list[str], tiny_study: Tin
     assert list(json.loads((out / "config.json").read_text())["id2label"].values()) == names
     card = ModelCard.load(out / "README.md")
     assert card.data.pipeline_tag == pipeline
+    assert ("top_k=None" in card.text) == ("from the probability 0.5 on" in card.text) == (kind == "multi_label")
     facts = json.loads((out / "metrics.json").read_text())
     assert [result.metric_type for result in card.data.eval_results] == facts["metrics"]
     assert "language" not in card.data.to_dict()
