@@ -106,9 +106,9 @@ def compress_model(
         source = source_of(model, tokenizer, folder / "model")
         columns = (text, *([pair] if pair else ()), *(() if reranking else [label]))
         files = write_splits(folder, train, dev, columns, by=text if reranking else None)
-        table = dict(zip(SPLITS, map(str, files), strict=True)) | {"text": text, "pair": pair, "label": label}
+        table: dict[str, Any] = {"text": text, "pair": pair, "label": label, "threshold": threshold}
         table |= {"regression": regression, "reranking": reranking, "multi_label": multi_label}
-        table |= {"threshold": threshold, "class_weights": class_weights}
+        table |= {"class_weights": class_weights, **dict(zip(SPLITS, map(str, files), strict=True))}
         settings = {
             "teacher": source,
             "tasks": [OWN],
