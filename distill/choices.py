@@ -28,6 +28,7 @@ OBJECTIVES = {
     "codir": "labels, soft labels, and which sentence it is among others",
     "theseus": "labels, while the student's layers stand in for the teacher's",
     "embeddings": "vectors of sentences, their similarities, states of all layers; for sentence encoders",
+    "reranking": "scores of pairs, their differences for one query, states of all layers; for rerankers",
     "none": "labels alone, without a teacher",
 }
 

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -61,8 +62,10 @@ def source_of(model: Any, tokenizer: Any, folder: Path) -> str:
     return str(folder)
 
 
-def write_splits(folder: Path, train: Any, dev: Any, columns: Sequence[str]) -> tuple[Path, Path]:
-    """Write labeled rows with these columns as `write_rows` does.
+def write_splits(
+    folder: Path, train: Any, dev: Any, columns: Sequence[str], by: str | None = None
+) -> tuple[Path, Path]:
+    """Write rows with these columns as `write_rows` does.
 
     Raises:
         RowsError: they are no rows, there are none or too few, or a row lacks a column.
@@ -85,7 +88,7 @@ def write_splits(folder: Path, train: Any, dev: Any, columns: Sequence[str]) -> 
     given = {
         name: rows and [{column: row[column] for column in columns} for row in rows] for name, rows in splits.items()
     }
-    return write_rows(folder, given["train"] or (), given["dev"])
+    return write_rows(folder, given["train"] or (), given["dev"], by)
 
 
 def naming_memory(folder: Path, *models: str) -> AbstractContextManager[None]:
@@ -111,11 +114,10 @@ def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str
         raise RowsError(f"{argument}: is a dictionary of {splits}: give one of its splits, such as data['train']")
     if isinstance(data, pandas.DataFrame):
         data = data.to_dict("records")
-    names = {
-        column: feature.names
-        for column, feature in (getattr(data, "features", None) or {}).items()
-        if hasattr(feature, "names") and column in columns
-    }
+    features = {name: one for name, one in (getattr(data, "features", None) or {}).items() if name in columns}
+    # Of a class, or of a list of classes.
+    of_classes = {name: getattr(one, "feature", one) for name, one in features.items()}
+    names = {name: one.names for name, one in of_classes.items() if hasattr(one, "names")}
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         kind = type(data).__name__
         raise RowsError(f"{argument}: must be a Dataset, a data frame or a list of dictionaries, not {kind}")
@@ -124,21 +126,45 @@ def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str
         if not isinstance(row, Mapping):
             raise RowsError(f"{argument}: row {len(rows)} must be a dictionary, not {type(row).__name__}")
         for column in names.keys() & row.keys():
-            if row[column] not in range(len(names[column])):
-                value = row[column]
+            value, known = row[column], names[column]
+            if any(one not in range(len(known)) for one in (value if isinstance(value, list) else [value])):
                 raise RowsError(f"{argument}: row {len(rows)} has no label in the column {column!r}, but {value!r}")
-        rows.append({column: names[column][value] if column in names else value for column, value in row.items()})
+        rows.append({column: _named(value, names.get(column)) for column, value in row.items()})
     return rows
 
 
+def _named(value: Any, names: Sequence[str] | None) -> Any:
+    if names is None:
+        return value
+    return [names[each] for each in value] if isinstance(value, list) else names[value]
+
+
 def write_rows(
-    folder: Path, train: Sequence[Mapping[str, Any]], dev: Sequence[Mapping[str, Any]] | None = None
+    folder: Path,
+    train: Sequence[Mapping[str, Any]],
+    dev: Sequence[Mapping[str, Any]] | None = None,
+    by: str | None = None,
 ) -> tuple[Path, Path]:
-    """Write the rows to train.jsonl and dev.jsonl in a folder; without dev rows, every tenth row becomes one."""
+    """Write the rows to train.jsonl and dev.jsonl in a folder. Without dev rows, every tenth row becomes one, or all
+    rows with every tenth value of the column `by`.
+
+    Raises:
+        RowsError: there are too few values.
+    """
     if dev is None:
-        dev = train[HELD_OUT - 1 :: HELD_OUT]
-        train = [row for number, row in enumerate(train) if number % HELD_OUT != HELD_OUT - 1]
+        keys = [number if by is None else str(row[by]) for number, row in enumerate(train)]
+        places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        if by is not None and len(places) < HELD_OUT:
+            raise RowsError(f"{len(places)} values in the column {by!r} are too few to hold every tenth out")
+        held = [places[key] % HELD_OUT == HELD_OUT - 1 for key in keys]
+        dev = [row for row, out in zip(train, held, strict=True) if out]
+        train = [row for row, out in zip(train, held, strict=True) if not out]
     one, two = (folder / f"{name}.jsonl" for name in SPLITS)
     for file, rows in ((one, train), (two, dev)):
-        file.write_text("".join(f"{json.dumps(dict(row), default=str)}\n" for row in rows), encoding="utf-8")
+        file.write_text("".join(f"{json.dumps(dict(row), default=_plain)}\n" for row in rows), encoding="utf-8")
     return one, two
+
+
+def _plain(value: Any) -> Any:
+    """An array as a list, and other values that JSON lacks as text."""
+    return value.tolist() if isinstance(value, np.ndarray) else str(value)

@@ -83,6 +83,9 @@ def distil(
     pair: str | None = None,
     label: str = "label",
     regression: bool = False,
+    multi_label: bool = False,
+    threshold: float = 0.5,
+    class_weights: str | Mapping[str, float] | None = None,
     objective: str = "kd",
     settings: Mapping[str, Any] | None = None,
     finetune_teacher: int = 0,
@@ -103,7 +106,9 @@ def distil(
         teacher: a model, or its folder or name; None: the objective has none, such as "none", ordinary fine-tuning.
         tokenizer: of the models that are no folders or names.
         text, pair, label: the columns of the sentence, of a second one, and of the class or number.
-        regression: whether the labels are numbers.
+        regression, multi_label: whether the labels are numbers, or lists of any number of classes.
+        threshold: the probability from which a class is predicted with `multi_label`.
+        class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
         objective, settings: a name of `distill.objectives.OBJECTIVES`, and the settings that differ from its defaults.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         steps: training steps of the student, a batch each; `learning_rate` is the highest.
@@ -125,10 +130,11 @@ def distil(
         options.teacher = None if teacher is None else source("teacher", teacher)
         options.train, options.dev = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
         options.set = [f"{name}={value}" for name, value in (settings or {}).items()]
-        columns = {"text": text, "pair": pair, "label": label, "regression": regression}
+        columns = {"text": text, "pair": pair, "label": label, "regression": regression, "multi_label": multi_label}
+        weights = {"threshold": threshold, "class_weights": class_weights}
         recipe = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
         others = {"objective": objective, "finetune_teacher": finetune_teacher, "max_length": max_length}
-        vars(options).update(columns | recipe | others | {"device": device, "seed": seed, "quiet": True})
+        vars(options).update(columns | weights | recipe | others | {"device": device, "seed": seed, "quiet": True})
         if train_models(options, **plan(options), on_progress=on_progress) is None:
             raise UserError("only the first of several processes has a result")
         result = Distilled.load(out)

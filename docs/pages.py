@@ -29,6 +29,7 @@ GUIDES: dict[str, str | dict[str, str]] = {
     "The idea": "idea.md",
     "Without a search": "compress.md",
     "Sentence encoders": "sentence_encoders.md",
+    "Rerankers": "rerankers.md",
     "The search": "search.md",
     "Guides": {
         "The command line": "command_line.md",

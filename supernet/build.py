@@ -19,6 +19,7 @@ from distill.encoders.student.ffn import EXPORTED_OPERATIONS
 from distill.encoders.student.student import export_fault
 from distill.encoders.students import class_of, student_config, student_family
 from distill.tasks.types import TaskType, classification, embeddings, task_type_of
+from distill.training.reranker import SETTINGS
 from distill.training.teacher import TeacherError
 from foundation.errors import UserError
 from foundation.memory import physical_memory
@@ -30,7 +31,15 @@ from search_spaces.layer import DENSE, Experts
 from search_spaces.operations import BINARY, UNARY
 
 # What a student takes from its teacher's configuration, in addition to the keys that its family names.
-INHERITED = ("id2label", "label2id", "problem_type", "pad_token_id", "tie_word_embeddings", embeddings.POOLING)
+INHERITED = (
+    "id2label",
+    "label2id",
+    "problem_type",
+    "pad_token_id",
+    "tie_word_embeddings",
+    embeddings.POOLING,
+    SETTINGS,
+)
 # The values of an architecture for which only some families have the modules, and the keys of their configurations.
 OF_SOME_FAMILIES = {"base.embedding": "embedding_size", "head.experts": "head_experts"}
 

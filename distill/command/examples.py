@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from distill.encoders.family import family_of
 from distill.objectives.outputs import Batch
-from distill.tasks.classes import with_classes_of
+from distill.tasks.classes import weighted, with_classes_of
 from distill.tasks.encoding import Encoded, training_batches
 from distill.tasks.readers import load_task
 from distill.tasks.readers.tables import read_rows, table_task
@@ -22,7 +22,7 @@ from distill.tasks.row_checks import notes
 from distill.tasks.splits import AnySplit, Split, joined
 from distill.tasks.task import TaskData, TaskError
 from distill.tasks.text import load_text, save_text, stored_text_key
-from distill.tasks.types import CLASSIFICATION, MASKED_LM, REGRESSION, encode
+from distill.tasks.types import CLASSIFICATION, MASKED_LM, MULTI_LABEL, REGRESSION, encode
 from distill.training.evaluation import EvalSet, split_batches
 from distill.training.loop import make_accelerator
 from distill.training.run import Examples
@@ -89,9 +89,9 @@ def load_examples(
         text = encoded_text(options, tokenizer)
         return Examples(text.task_type, tokenizer, text)
     if options.train is not None and options.task is None:
-        task_type = REGRESSION if options.regression else CLASSIFICATION
-        columns = {"text": options.text, "label": options.label, "pair": options.pair}
-        data = table_task(options.train, options.dev, **columns, task_type=task_type, metric=options.metric)
+        task_type = REGRESSION if options.regression else MULTI_LABEL if options.multi_label else CLASSIFICATION
+        columns = {name: getattr(options, name) for name in ("text", "label", "pair", "metric", "threshold")}
+        data = table_task(options.train, options.dev, **columns, task_type=task_type)
     else:
         data = load_task(options.task, options.data)
     data = with_classes_of(data, outputs, all_of_them=kept)
@@ -102,6 +102,8 @@ def load_examples(
         for line in notes(tokenizer, rows, data.dev, options.max_length, segments):
             warn_once(line)
     train = encoded(rows, task_type)
+    if options.class_weights is not None:
+        train = weighted(train, data.task, options.class_weights)
     eval_set = EvalSet(data.task, data.dev, encoded(data.dev, task_type), tokenizer.pad_token_id)
     return Examples(task_type, tokenizer, train, eval_set)
 

@@ -3,6 +3,7 @@ examples.
 """
 
 import math
+from argparse import ArgumentTypeError
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from distill.cli import Parser, ParserOrGroup, add_device_option, add_output_opt
 from distill.command.contents import contents_of
 from distill.command.folder import check_new, check_resumed
 from distill.training.layout import OPTIONS_FILE
-from foundation.errors import UserError
+from foundation.errors import UserError, shortened
 
 if TYPE_CHECKING:
     from distill.training.recipe import Recipe
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 # Options that may differ when a run is resumed.
 FREE = ("resume", "device", "tensorboard", "quiet", "json")
 # Options that only apply to a user's own files.
-OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression", "metric")
+OF_OWN_ROWS = ("dev", "text", "pair", "label", "regression", "multi_label", "metric", "threshold", "class_weights")
 
 
 def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
@@ -34,10 +35,30 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     unless = ", unless there is a --task" if own_rows_of_a_task else ""
     measured = f"labeled rows to measure the scores on, in a format of --train; required with --train{unless}"
     add("--dev", type=Path, metavar="FILE", help=measured)
-    score = "score of --train's rows, such as f1_macro or matthews (default: accuracy, or Spearman's correlation)"
+    add("--multi-label", action="store_true", help="the labels of --train are lists of any number of classes")
+    probability = "probability from which a class is predicted with --multi-label (default: %(default)s)"
+    add("--threshold", type=float, default=0.5, metavar="X", help=probability)
+    weights = "weights of classes in the loss with labels: inverse to how often they occur, or 1 for those not named"
+    add("--class-weights", type=_class_weights, metavar="balanced|NAME=X,...", help=weights)
+    score = (
+        "score of --train's rows, such as f1_macro or matthews (default: accuracy, Spearman's correlation of numbers, "
+        "or f1_micro with --multi-label)"
+    )
     add("--metric", metavar="NAME", help=score)
     length = "longer rows are truncated to N tokens (default: %(default)s)"
     add("--max-length", type=int, default=128, metavar="N", help=length)
+
+
+def _class_weights(text: str) -> str | dict[str, float]:
+    if text == "balanced":
+        return text
+    try:
+        weights = {name.strip(): float(value) for name, _, value in (part.rpartition("=") for part in text.split(","))}
+    except ValueError:
+        weights = {}
+    if not weights or "" in weights or not all(0 < weight < math.inf for weight in weights.values()):
+        raise ArgumentTypeError(f"{shortened(text)} is neither balanced nor NAME=X,... with weights above 0")
+    return weights
 
 
 def add_training_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) -> None:
@@ -105,7 +126,7 @@ def flag(name: str) -> str:
 
 def recorded(options: Any) -> dict[str, Any]:
     """The options that determine the results, as JSON values."""
-    plain = (str, int, float, list, type(None))  # bool is an int
+    plain = (str, int, float, list, dict, type(None))  # bool is an int
     values = {name: value for name, value in vars(options).items() if name not in FREE}
     return {name: value if isinstance(value, plain) else str(value) for name, value in values.items()}
 
@@ -119,9 +140,10 @@ def check_rows(options: Any, parser: Parser) -> None:
             "--train can be combined, to train on other rows than the task's"
         )
     source = sources[0]
-    if sources == ["task", "train"] and (options.dev is not None or options.regression):
-        name = "dev" if options.dev is not None else "regression"
-        raise UserError(f"--{name} cannot be combined with --task {options.task}: leave one of them out")
+    if sources == ["task", "train"]:
+        for name in ("dev", "regression", "multi_label"):
+            if getattr(options, name):
+                raise UserError(f"{flag(name)} cannot be combined with --task {options.task}: leave one of them out")
     if options.pack and source != "corpus":
         raise UserError("--pack joins paragraphs of --corpus TEXT: add --corpus, or leave out --pack")
     if options.masked_lm and source != "corpus":
@@ -147,13 +169,21 @@ def _check_files(options: Any, parser: Parser) -> None:
         raise UserError("--train needs --dev FILE: scores are not measured on training rows")
     if options.train is None:
         check_own_rows(options, parser, OF_OWN_ROWS)
+    if options.regression and options.multi_label:
+        raise UserError("--regression cannot be combined with --multi-label: leave one of them out")
+    if options.regression and options.class_weights is not None:
+        raise UserError("--class-weights: the rows of --regression have no classes; leave it out")
+    if not 0 < options.threshold < 1:
+        raise UserError(f"--threshold: must be between 0 and 1, not {options.threshold}")
+    if options.threshold != 0.5 and not options.multi_label:
+        raise UserError("--threshold is for rows with any number of classes: add --multi-label, or leave it out")
 
 
 def check_own_rows(options: Any, parser: Parser, names: Iterable[str]) -> None:
     """Raise UserError for those of these options that are given although they describe the rows of `--train`."""
     for name in names:
         if getattr(options, name) != parser.get_default(name):
-            raise UserError(f"--{name} describes the rows of --train FILE; add --train, or leave it out")
+            raise UserError(f"{flag(name)} describes the rows of --train FILE; add --train, or leave it out")
 
 
 def check_minima(options: Any, **minima: int) -> None:

@@ -14,6 +14,7 @@ from distill.objectives.layerwise import EFFICIENTBERT, TINYBERT, efficientbert,
 from distill.objectives.microbert import MICROBERT, microbert
 from distill.objectives.moebert import MOEBERT, moebert
 from distill.objectives.relations import MINILM, MINILMV2, MINIMOE, minilm, minilmv2, minimoe
+from distill.objectives.reranking import RERANKING, reranking
 from distill.objectives.spec import ObjectivePhase, ObjectiveSpec, Settings
 from distill.objectives.theseus import THESEUS, theseus
 
@@ -38,6 +39,7 @@ __all__ = [
     "moebert",
     "none",
     "pkd",
+    "reranking",
     "sum_of",
     "theseus",
     "tinybert",
@@ -57,6 +59,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
     "codir": CODIR,
     "theseus": THESEUS,
     "embeddings": EMBEDDINGS,
+    "reranking": RERANKING,
     "none": NONE,
 }
 """All objectives by name. To add one: `OBJECTIVES[name] = ObjectiveSpec(factory)`."""

@@ -2,17 +2,23 @@
 
 import re
 import unicodedata
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
+from distill.tasks.encoding import Encoded
 from distill.tasks.splits import Split, TaggedSplit
-from distill.tasks.task import TaskData
+from distill.tasks.task import Task, TaskData, TaskError
+from foundation.errors import shortened
 
 # How transformers calls classes without names.
 NUMBERED = re.compile(r"label[ _-]?(\d+)", re.IGNORECASE)
+# Weights of classes that are inverse to how often they occur.
+BALANCED = "balanced"
 
 
 def classes_of(names: Iterable[str]) -> tuple[str, ...]:
@@ -80,16 +86,50 @@ def with_classes_of(data: TaskData[Any], names: Sequence[str], *, all_of_them: b
         called = [str(number) for number in range(len(names))]
         for label, place in zip(task.labels, places, strict=True):
             called[place] = label
-    splits = {name: _moved(getattr(data, name), places) for name in ("train", "search", "dev")}
+    splits = {name: _moved(getattr(data, name), places, len(called)) for name in ("train", "search", "dev")}
     return replace(data, task=replace(task, labels=tuple(called)), **splits)
 
 
-def _moved(split: Any, places: Sequence[int]) -> Any:
-    """A split with the classes at other places."""
+def _moved(split: Any, places: Sequence[int], count: int) -> Any:
+    """A split with the classes at other places among `count`."""
     if isinstance(split, TaggedSplit):
         return replace(split, tags=tuple(tuple(places[tag] for tag in tags) for tags in split.tags))
     assert isinstance(split, Split)
+    if isinstance(split.labels[0], tuple):
+        moved_NC = np.zeros((len(split), count), int)
+        moved_NC[:, places] = split.labels
+        return replace(split, labels=tuple(map(tuple, moved_NC.tolist())))
     return replace(split, labels=tuple(places[label] for label in split.labels))
+
+
+def weighted(rows: Encoded, task: Task, chosen: str | Mapping[str, float]) -> Encoded:
+    """Training rows with the weights of their classes in the loss with labels, scaled to a mean of 1 over the rows. Of
+    rows with several classes, a class is weighted where they have it.
+
+    Args:
+        chosen: weights by the names of classes, 1 for all others; or `BALANCED`: n / (number of classes x rows of the
+            class), as in scikit-learn, and for several classes the same of having and of not having each.
+
+    Raises:
+        TaskError: there is no such class, or the rows have no classes.
+    """
+    classes = task.labels
+    if rows.labels is None or rows.tagged or not task.type.classes:
+        raise TaskError(f"class weights: the rows of a {task.task_type} have no classes")
+    has_NC = rows.labels > 0 if task.type.multi_label else np.eye(len(classes), dtype=bool)[rows.labels]
+    if isinstance(chosen, str):
+        share_C = np.clip(has_NC.mean(axis=0), 1 / len(rows), 1 - 1 / len(rows))
+        weights_NC = np.where(has_NC, 1 / share_C, 1 / (1 - share_C))
+    else:
+        of_classes_C = np.ones(len(classes))
+        for name, weight in chosen.items():
+            place = matched((name,), classes)
+            if place is None:
+                raise TaskError(f"class weights: {shortened(name)} is not one of the classes {', '.join(classes)}")
+            of_classes_C[place[0]] = weight
+        weights_NC = np.where(has_NC, of_classes_C, 1)
+    weights = weights_NC if task.type.multi_label else weights_NC[has_NC]
+    return replace(rows, weights=(weights / weights.mean()).astype(np.float32))
 
 
 def _number(name: str) -> Decimal | None:

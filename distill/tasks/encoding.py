@@ -32,6 +32,8 @@ class Encoded:
         places: what tokens correspond to in the split. For tagged words, int32 (tokens,), the index of the word at its
             first token; for questions, int32 (tokens, 2), the start and end of the token's characters in the context;
             -1 for all other tokens.
+        weights: of rows in the loss with their labels, float32 (N,), or (N, C) as their labels; None: all are 1.
+        groups: of rows that belong together, int32 (N,); training batches keep them side by side. None: none do.
         sources: for questions, whose contexts may be divided into several rows, int32 (N,), the index of the question.
 
     Raises:
@@ -45,6 +47,8 @@ class Encoded:
     task_type: str = "classification"
     places: np.ndarray | None = None
     sources: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    groups: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         tokens, offsets = self.input_ids.shape, self.offsets
@@ -54,7 +58,9 @@ class Encoded:
             shapes = f"{tokens} input_ids, {self.token_type_ids.shape} token_type_ids"
             raise ValueError(f"Encoded: offsets end at {offsets[-1]}, which does not fit {shapes}")
         rows = len(offsets) - 1
-        for name, length in (("labels", tokens[0] if self.tagged else rows), ("places", tokens[0]), ("sources", rows)):
+        by_token = {"places", "labels"} if self.tagged else {"places"}
+        for name in ("labels", "places", "sources", "weights", "groups"):
+            length = tokens[0] if name in by_token else rows
             array = getattr(self, name)
             if array is not None and array.shape[:1] != (length,):
                 sizes = f"{rows} rows of {tokens[0]} tokens"
@@ -159,7 +165,7 @@ def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
     if encoded.tagged:
         by_token.add("labels")
     arrays: dict[str, Any] = {}
-    for name in ("input_ids", "token_type_ids", "labels", "places", "sources"):
+    for name in ("input_ids", "token_type_ids", "labels", "places", "sources", "weights", "groups"):
         array = getattr(encoded, name)
         if array is not None:
             arrays[name] = array[tokens if name in by_token else rows]
@@ -191,10 +197,25 @@ def _pooled(encoded: Encoded, batch_size: int, in_pool: int, seed: int) -> Itera
     for number in count():
         while len(rest) < in_pool * batch_size:
             epoch = np.random.default_rng([seed, 0, next(epochs)]).permutation(len(encoded))
+            if encoded.groups is not None:
+                epoch = _side_by_side(epoch, encoded.groups[epoch], np.arange(len(epoch)), np.minimum)
             rest = np.concatenate([rest, epoch]) if len(rest) else epoch
         pool, rest = rest[: in_pool * batch_size], rest[in_pool * batch_size :]
-        by_length = pool[np.argsort(encoded.lengths_of(pool), kind="stable")].reshape(in_pool, batch_size)
+        if encoded.groups is None:
+            by_length = pool[np.argsort(encoded.lengths_of(pool), kind="stable")]
+        else:
+            by_length = _side_by_side(pool, encoded.groups[pool], encoded.lengths_of(pool), np.maximum)
+        by_length = by_length.reshape(in_pool, batch_size)
         yield from np.random.default_rng([seed, 1, number]).permutation(by_length)
+
+
+def _side_by_side(rows_N: np.ndarray, groups_N: np.ndarray, values_N: np.ndarray, of_group: np.ufunc) -> np.ndarray:
+    """Rows with their groups side by side, the groups in the order of the smallest or largest of their values."""
+    _, groups_N = np.unique(groups_N, return_inverse=True)
+    values_G = np.full(groups_N.max() + 1, values_N[0] if len(values_N) else 0)
+    values_G[groups_N] = values_N
+    of_group.at(values_G, groups_N, values_N)
+    return rows_N[np.lexsort((groups_N, values_G[groups_N]))]
 
 
 def eval_batches(encoded: Encoded, batch_size: int) -> list[np.ndarray]:
@@ -212,8 +233,8 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     """A batch of these rows as a model's input, padded on the right to the longest of them.
 
     int64 tensors ``input_ids``, ``attention_mask`` and ``token_type_ids`` of shape (B, T); ``rows`` of shape (B,), the
-    numbers of these rows; and where there are labels, `labels` as `distill.tasks.types.base.TaskType` says. Padding is
-    ``pad_id``, masked by 0; it has no labels.
+    numbers of these rows; and where there are labels, `labels` as `distill.tasks.types.base.TaskType` says, and
+    `weights` and `groups` if the rows have them. Padding is ``pad_id``, masked by 0; it has no labels.
     """
     lengths = encoded.lengths_of(rows)
     mask_BT = np.arange(lengths.max()) < lengths[:, None]
@@ -224,6 +245,9 @@ def collate(encoded: Encoded, rows: np.ndarray, pad_id: int) -> dict[str, torch.
     types_BT[mask_BT] = encoded.token_type_ids[places]
     batch = {"input_ids": ids_BT, "attention_mask": mask_BT.astype(np.int64), "token_type_ids": types_BT}
     batch["rows"] = np.asarray(rows, np.int64)
+    for name in ("weights", "groups"):
+        if (array := getattr(encoded, name)) is not None:
+            batch[name] = array[rows]
     if encoded.labels is not None:
         if encoded.tagged:
             batch["labels"] = np.full(mask_BT.shape, IGNORED, np.int64)

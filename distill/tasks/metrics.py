@@ -231,6 +231,15 @@ def _classes_right(predictions: Any, references: Any, labels: Sequence[str]) -> 
     return np.column_stack((predicted * expected, predicted, expected))
 
 
+def _labels_right(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
+    predicted, expected = np.asarray(predictions, bool), np.asarray(references, bool)
+    return np.column_stack((predicted & expected, predicted, expected))
+
+
+def _micro_f1(sums: np.ndarray) -> np.ndarray:
+    return _f1(sums.reshape(*sums.shape[:-1], 3, -1).sum(-1))
+
+
 def metric_of(score: Callable[[np.ndarray, np.ndarray], float]) -> Metric:
     """A metric of classes from a function of a user's own.
 
@@ -359,6 +368,11 @@ CLASS_F1 = Metric(_positives, _f1, classes=2)
 """The F1 score of the second of two classes."""
 MACRO_F1 = Metric(_classes_right, _macro_f1)
 MATTHEWS = Metric(_classes, _matthews)
+LABELS_MICRO_F1 = Metric(_labels_right, _micro_f1)
+"""The F1 score of all decisions whether a row has a class; `LABELS_MACRO_F1` is the mean of the classes' own."""
+LABELS_MACRO_F1 = Metric(_labels_right, _macro_f1)
+ALL_LABELS = Metric(lambda predictions, references, labels: np.equal(predictions, references).all(axis=1))
+"""How often all classes of a row are right."""
 PEARSON = Metric(_products, _pearson)
 SPEARMAN = Metric(_products_of_ranks, _pearson)
 WORD_ACCURACY = Metric(_right_words, _accuracy)

@@ -45,7 +45,7 @@ S = TypeVar("S", bound=AnySplit)
 @dataclass(frozen=True)
 class Split(AnySplit):
     """Rows of a classification or regression: sentences, for pairs also the second ones (else None), and as labels
-    class indices (int) or numbers (float).
+    class indices (int), numbers (float), or for several classes a tuple with 0 or 1 for each class.
     """
 
     texts: tuple[str, ...]
@@ -58,6 +58,14 @@ class Split(AnySplit):
 
     def keys(self) -> Sequence[Hashable]:
         return self.texts if self.pairs is None else list(zip(self.texts, self.pairs, strict=True))
+
+
+@dataclass(frozen=True)
+class PassageSplit(Split):
+    """Queries, each with a passage, and as labels the scores of a reranker. The passages of a query stay together."""
+
+    def keys(self) -> Sequence[Hashable]:
+        return self.texts
 
 
 @dataclass(frozen=True)

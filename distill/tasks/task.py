@@ -1,16 +1,18 @@
 """Tasks and their data: what is predicted, and the rows for training, search and evaluation."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic
 
 import numpy as np
 
+from distill.tasks.encoding import Encoded
 from distill.tasks.metrics import Metric, Rows, Score
-from distill.tasks.splits import S
+from distill.tasks.splits import AnySplit, S
 from distill.tasks.types import CLASSIFICATION, TaskType, get_task_type
 from foundation.errors import UserError, did_you_mean
 
@@ -27,15 +29,18 @@ class Task:
         labels: the name of each class; empty for regressions and question answering.
         task_type: the name of its type in `distill.tasks.types.TASK_TYPES`.
         metrics: any of the type's metrics; the first is the score.
+        threshold: the probability from which a class is predicted, if rows may have any number of classes.
 
     Raises:
-        ValueError: there is no such type or metric, or it is incompatible with these labels.
+        ValueError: there is no such type or metric, or it is incompatible with these labels; or the threshold is not
+            between 0 and 1.
     """
 
     name: str
     labels: tuple[str, ...] = ()
     task_type: str = CLASSIFICATION
     metrics: tuple[str, ...] = ("accuracy",)
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
         where = f"Task {self.name!r}"
@@ -47,6 +52,8 @@ class Task:
             raise ValueError(f"{where}: needs two or more distinct labels, not {self.labels}")
         if not self.type.classes and self.labels:
             raise ValueError(f"{where}: {self.task_type} has no classes, but there are labels")
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"{where}: the threshold must be between 0 and 1, not {self.threshold}")
         if not self.metrics:
             raise ValueError(f"{where}: needs a metric: {', '.join(known)}")
         for metric in self.metrics:
@@ -63,6 +70,14 @@ class Task:
         """The task's type, which defines how its rows are encoded, learned, predicted and scored."""
         return get_task_type(self.task_type)
 
+    def predict(self, rows: Encoded, logits: Sequence[np.ndarray], split: AnySplit) -> Sequence[Any]:
+        """The predictions for the metrics, as `TaskType.predict` returns them."""
+        assert self.type.predict is not None
+        if self.type.multi_label:
+            offset = math.log(self.threshold / (1 - self.threshold))
+            logits = [row - offset for row in logits]
+        return self.type.predict(rows, logits, split, self.labels)
+
     @property
     def score_metric(self) -> Metric:
         """The first metric, which is the score."""
@@ -73,9 +88,10 @@ def score(task: Task, predictions: Rows, references: Rows) -> dict[str, Score]:
     """All metrics of a task on a whole split, `task.metrics[0]` first.
 
     Args:
-        predictions, references: one entry per row, as returned by `TaskType.predict` and `TaskType.references`: a class
-            index; a number; the class indices of a sentence's words (-1 if nothing is predicted); or the text of the
-            predicted answer ("" for none) and the texts of the correct ones (empty if there is no answer).
+        predictions, references: one entry per row, as returned by `predict` and `TaskType.references`: a class index;
+            for each class whether the row has it; a number; the class indices of a sentence's words (-1 if nothing is
+            predicted); or the text of the predicted answer ("" for none) and the texts of the correct ones (empty if
+            there is no answer).
 
     Raises:
         ValueError: there are no rows, or the numbers of predictions and references differ.

@@ -136,23 +136,23 @@ class EvalSet:
         return logits, [chosen for chosen, _ in pairs]
 
     def _predictions(self, logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor]) -> Sequence[Any]:
-        assert self.task.type.predict is not None
         numbers = [int(number) for chosen in indices for number in chosen]
         unordered = dict(zip(numbers, (logits.numpy() for part in logits_of_batches for logits in part), strict=True))
         ordered = [unordered[number] for number in range(len(unordered))]
-        return self.task.type.predict(self.encoded, ordered, self.split, self.task.labels)
+        return self.task.predict(self.encoded, ordered, self.split)
 
 
 def comparable_outputs(
     logits_of_batches: Sequence[Tensor], batches: Sequence[Batch], task_type: TaskType
 ) -> np.ndarray:
-    """What `distill.tasks.metrics.fidelity` compares: the predicted numbers (N, 1); or the logits (N, choices) of all
+    """What `distill.tasks.metrics.fidelity` compares: the predicted numbers (N, 1), or where rows may have several
+    classes a number for each; or the logits (N, choices) of all
     distributions, less their mean over the choices, which makes no difference to a distribution, and if the choices are
     classes also less the mean of each class, since its bias is easily learned. 0 for padding.
     """
     parts = []
     for logits, batch in zip(logits_of_batches, batches, strict=True):
-        if task_type.distributions is None:
+        if task_type.distributions is None or task_type.multi_label:
             parts.append(logits.float())
             continue
         logits_NC = task_type.distributions(logits, batch)

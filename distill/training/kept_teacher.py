@@ -7,6 +7,7 @@ from accelerate import Accelerator
 from scipy.optimize import linear_sum_assignment
 from transformers import PreTrainedModel
 
+from distill.tasks.types.base import MULTI_LABEL_PROBLEM
 from distill.training.evaluation import EvalSet
 from distill.training.teacher import TeacherError, load_config
 from foundation.errors import warn_once
@@ -35,13 +36,19 @@ def check_kept(source: str, model: PreTrainedModel, eval_set: EvalSet, accelerat
     problem = config.problem_type
     if heads and not any(name.endswith(task.type.suffix) for name in heads):
         raise TeacherError(f"the model {source!r} is a {heads[0]}; the task needs a ...{task.type.suffix}")
-    if problem == "multi_label_classification" or (problem == "regression" and task.type.classes):
+    if task.type.multi_label and problem is None:
+        raise TeacherError(
+            f"the model {source!r} does not say that it predicts any number of classes: set problem_type to "
+            f'"{MULTI_LABEL_PROBLEM}" in its config.json if it does, or fine-tune it on the task first'
+        )
+    multi_label = problem == MULTI_LABEL_PROBLEM
+    if multi_label != task.type.multi_label or (problem == "regression" and task.type.classes):
         kind = problem.replace("_", " ")
         raise TeacherError(
             f"the model {source!r} was trained for {kind}; the task is {task.task_type}: fine-tune it on the task first"
         )
-    if task.type.pool is not None:
-        return  # whose labels are its own vectors
+    if task.type.pool is not None or task.type.multi_label:
+        return  # whose labels are its own vectors, or whose classes each have an output of their own name
     assert task.type.references is not None
     predictions = eval_set.predictions(model, accelerator, ROWS)
     references = task.type.references(eval_set.split)[: len(predictions)]

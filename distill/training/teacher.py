@@ -19,12 +19,21 @@ from distill.encoders.unshare import unshare_config
 from distill.encoders.verify import verify
 from distill.objectives import hard_labels
 from distill.objectives.outputs import Batch
-from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MASKED_LM, TASK_TYPES, get_task_type, task_type_of_class
+from distill.tasks.types import (
+    CLASSIFICATION,
+    EMBEDDINGS,
+    MASKED_LM,
+    REGRESSION,
+    TASK_TYPES,
+    get_task_type,
+    task_type_of_class,
+)
 from distill.tasks.types.embeddings import POOLING
 from distill.training.checkpoint import Checkpoint
 from distill.training.loop import train
 from distill.training.model_folder import tokenizer_notes, unsupported, unused, why_unreadable
 from distill.training.recipe import Recipe
+from distill.training.reranker import keep_activation
 from distill.training.sentences import pooling_of
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
 from foundation.errors import UserError, reason, shortened, warn_once
@@ -211,6 +220,8 @@ def load_model(
     set_head(config, labels, task_type)
     if task_type == EMBEDDINGS and getattr(config, POOLING, None) is None:
         setattr(config, POOLING, pooling_of(locate(source)))
+    if task_type == REGRESSION:
+        keep_activation(locate(source), config)
     model, loading_info = _loaded(get_task_type(task_type).model, source, config)
     mismatched = [name for name, *_ in loading_info["mismatched_keys"]]
     if family_of(model).students_of is None:

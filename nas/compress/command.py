@@ -4,11 +4,12 @@
     python -m nas.compress CHECKPOINT --train FILE --dev FILE --text COLUMN --label COLUMN --out DIR
     python -m nas.compress CHECKPOINT --unlabeled FILE --out DIR
     python -m nas.compress SENTENCE_ENCODER --embeddings FILE --out DIR
+    python -m nas.compress RERANKER --reranking FILE --out DIR
 
 CHECKPOINT must be fine-tuned on the task; otherwise, use --finetune-teacher. Heads, channels and layers are allocated
 within the budget by integer programming; the student inherits its weights, is compensated and then trained briefly.
 Without labels it learns the predictions of the teacher, and the score is its agreement with them. Of a sentence encoder
-it learns the vectors, and the folder is one of sentence-transformers.
+it learns the vectors, of a reranker the scores, and the folder is one of sentence-transformers.
 """
 
 import argparse
@@ -26,11 +27,13 @@ from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.values import count
 
-PRESET, PRESET_OF_EMBEDDINGS = "compress", "compress-embeddings"
+PRESET = "compress"
 # The name of the task of the user's own rows.
 OWN = "rows"
 # The options that give texts without labels.
-OF_TEXTS = ("unlabeled", "embeddings")
+OF_TEXTS = ("unlabeled", "embeddings", "reranking")
+# The columns of a table of pairs.
+QUERY, PASSAGE = "query", "passage"
 
 
 def parser() -> Parser:
@@ -44,7 +47,12 @@ def parser() -> Parser:
     rows.add_argument("--unlabeled", type=Path, metavar="FILE", help="a text file, one text in each line")
     vectors = "the same for a sentence encoder: the student learns the vectors of these texts"
     rows.add_argument("--embeddings", type=Path, metavar="FILE", help=vectors)
-    pairs = "with --embeddings: a table of pairs (columns query and passage) on which retrieval is measured"
+    scored = "for a reranker: a table of pairs (columns query and passage); the student learns their scores"
+    rows.add_argument("--reranking", type=Path, metavar="FILE", help=scored)
+    pairs = (
+        "with --embeddings: a table of pairs (columns query and passage) on which retrieval is measured; with "
+        "--reranking of all pairs to rank, with a third column, relevant (0 or 1)"
+    )
     rows.add_argument("--retrieval", type=Path, metavar="FILE", help=pairs)
     budget = result.add_argument_group("budget")
     latency = "limit on the latency, or its fraction of the teacher's (default: 1/3x)"
@@ -57,7 +65,7 @@ def parser() -> Parser:
     uniform = "keep heads and layers, and give all FFNs one width: an ordinary model after `nas.export --as`"
     budget.add_argument("--uniform", action="store_true", help=uniform)
     training = result.add_argument_group("training")
-    steps = "training steps of the student; 0: only the least-squares refit (default: 250; with --embeddings 1,500)"
+    steps = "training steps of the student; 0: only the least-squares refit (default: 250; of vectors and scores 1,500)"
     training.add_argument("--steps", type=int, metavar="N", help=steps)
     first = "first fine-tune the teacher on the rows for this many steps (default: 0)"
     training.add_argument("--finetune-teacher", type=int, metavar="STEPS", help=first)
@@ -69,8 +77,8 @@ def parser() -> Parser:
 
 def check(options: argparse.Namespace) -> None:
     """Raise UserError unless rows are given in one of the ways."""
-    if options.retrieval is not None and options.embeddings is None:
-        raise UserError("--retrieval is measured with vectors: give texts by --embeddings FILE")
+    if options.retrieval is not None and options.embeddings is options.reranking is None:
+        raise UserError("--retrieval is measured with vectors or scores: give --embeddings FILE or --reranking FILE")
     given = next((name for name in OF_TEXTS if getattr(options, name) is not None), None)
     if given is None:
         check_labeled_rows(options, parser())
@@ -107,14 +115,15 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
     except ValueError as error:
         raise ConfigError(f"--max-params: {error}") from None
     if options.train is not None:
-        columns = {name: getattr(options, name) for name in ("text", "pair", "label", "regression", "metric")}
-        columns["embeddings"] = options.embeddings is not None
+        columns = {name: getattr(options, name) for name in OF_OWN_ROWS if name != "dev"}
+        columns |= {kind: getattr(options, kind) is not None for kind in ("embeddings", "reranking")}
         files = {name: str(getattr(options, name).resolve()) for name in ("train", "dev")}
         given["rows"] = Given("--train", {OWN: files | {key: value for key, value in columns.items() if value}})
     given = {place: one for place, one in given.items() if not isinstance(one, Given) or one.value is not None}
     if (options.max_params or options.max_size) and options.max_latency is None:
         given["space.max_latency"] = Given("--max-params" if options.max_params else "--max-size", None)
-    return load_config(PRESET if options.embeddings is None else PRESET_OF_EMBEDDINGS, given)
+    kinds = (kind for kind in ("embeddings", "reranking") if getattr(options, kind) is not None)
+    return load_config("-".join((PRESET, *kinds)), given)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from transformers.utils import logging as transformers_logging
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        if options.unlabeled is not None or options.embeddings is not None:
+        if any(getattr(options, name) is not None for name in OF_TEXTS):
             return _without_labels(options)
         return _compress(options, config_of(options))
 
@@ -138,18 +147,26 @@ def _without_labels(options: argparse.Namespace) -> int:
     """Compress with the teacher's predictions as labels, or its vectors."""
     with loading(options.quiet):
         from distill.memory import write_rows
+        from distill.tasks.readers.tables import read_columns
         from foundation.files import scratch_folder
         from nas.compress.rows import predicted_labels, read_lines
 
     check_new(options.out)
     config_of(options)  # before the texts are labeled
-    texts = read_lines(options.unlabeled or options.embeddings)
-    rows, classes = [{"sentence": text} for text in texts], None
-    if options.embeddings is None:
+    classes = None
+    if options.reranking is not None:
+        options.text, options.pair = QUERY, PASSAGE
+        columns = read_columns(options.reranking, [QUERY, PASSAGE])
+        rows = [dict(zip(columns, pair, strict=True)) for pair in dict.fromkeys(zip(*columns.values(), strict=True))]
+    else:
+        texts = read_lines(options.unlabeled or options.embeddings)
+        rows = [{"sentence": text} for text in texts]
+    if options.unlabeled is not None:
         labels, classes = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
+        options.multi_label = isinstance(labels[0], list)
         rows = [row | {"label": label} for row, label in zip(rows, labels, strict=True)]
     with scratch_folder() as folder:
-        options.train, options.dev = write_rows(folder, rows)
+        options.train, options.dev = write_rows(folder, rows, by=options.pair and options.text)
         options.unlabeled = None
         config = config_of(options)
         own = {OWN: config.rows[OWN].model_copy(update={"labels": classes})}
@@ -168,11 +185,11 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
         from distill.command.report import show_measurements, write_metrics
         from distill.training.loop import make_accelerator
         from distill.training.progress import Progress
-        from nas.compress.retrieval import check_lengths, measure_retrieval, read_pairs, retrieval_table
+        from nas.compress.retrieval import check_lengths, measure, read_pairs, retrieval_table
         from nas.compress.run import CompressRun, compress
 
     check_new(options.out)
-    pairs = options.retrieval and read_pairs(options.retrieval)
+    pairs = options.retrieval and read_pairs(options.retrieval, ranked=options.reranking is not None)
     if pairs:
         check_lengths(pairs, config.teacher, config.max_length)
     make(options.out)
@@ -185,7 +202,7 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
         if pairs:
             progress.update("measuring retrieval", None)
             accelerator = make_accelerator(options.device, config.mixed_precision)
-            found = measure_retrieval(pairs, config.teacher, str(options.out), config.max_length, accelerator)
+            found = measure(pairs, config.teacher, str(options.out), config.max_length, accelerator)
             metrics["retrieval"] = found
             write_metrics(options.out, metrics)
     if options.json:

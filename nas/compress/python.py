@@ -1,6 +1,7 @@
 """`compress_model`: compress a model and rows that are in memory."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from distill.command.report import measurement_table
-from distill.memory import naming_memory, quiet_transformers, source_of, write_splits
+from distill.memory import SPLITS, naming_memory, quiet_transformers, source_of, write_splits
 from distill.python import Distilled
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
@@ -59,6 +60,10 @@ def compress_model(
     pair: str | None = None,
     label: str = "label",
     regression: bool = False,
+    reranking: bool = False,
+    multi_label: bool = False,
+    threshold: float = 0.5,
+    class_weights: str | Mapping[str, float] | None = None,
     max_latency: str | None = None,
     max_params: int | None = None,
     max_size: str | None = None,
@@ -80,7 +85,11 @@ def compress_model(
             every tenth row of `train` is measured on instead of trained on.
         tokenizer: of a `model` that is no folder or name.
         text, pair, label: the columns of the sentence, of a second one, and of the class or number.
-        regression: whether the labels are numbers.
+        regression, multi_label: whether the labels are numbers, or lists of any number of classes.
+        reranking: whether the model is a reranker, of which the student learns the scores of `text`, a query, and
+            `pair`, a passage. Rows need no labels; without `dev`, every tenth query is held out.
+        threshold: the probability from which a class is predicted with `multi_label`.
+        class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
         max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's. If no limit is given at all,
             it is "1/3x".
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
@@ -95,12 +104,15 @@ def compress_model(
     """
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
-        files = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
-        table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}
+        columns = (text, *([pair] if pair else ()), *(() if reranking else [label]))
+        files = write_splits(folder, train, dev, columns, by=text if reranking else None)
+        table: dict[str, Any] = {"text": text, "pair": pair, "label": label, "threshold": threshold}
+        table |= {"regression": regression, "reranking": reranking, "multi_label": multi_label}
+        table |= {"class_weights": class_weights, **dict(zip(SPLITS, map(str, files), strict=True))}
         settings = {
             "teacher": source,
             "tasks": [OWN],
-            "rows": {OWN: table | ({"pair": pair} if pair else {})},
+            "rows": {OWN: {name: value for name, value in table.items() if value is not None}},
             "max_length": max_length,
             "seed": seed,
             "space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency,
@@ -111,8 +123,7 @@ def compress_model(
             "final.steps": steps,
             "finetune.steps": finetune_teacher,
         }
-        config = load_config(PRESET, settings)
-        out = folder / "student"
+        config, out = load_config(f"{PRESET}-reranking" if reranking else PRESET, settings), folder / "student"
         run = CompressRun(config=config, out=out, uniform=uniform, device=device)
         if compress(run, on_progress, warnings.warn) is None:
             raise UserError("only the first of several processes has a result")

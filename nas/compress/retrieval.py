@@ -1,5 +1,5 @@
-"""How well a student and its teacher find passages for queries, each alone and the student's queries among the
-teacher's passages.
+"""How well a student and its teacher find passages for queries: sentence encoders among all passages, each alone and
+the student's queries among the teacher's passages; rerankers among the passages that are given for each query.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,20 @@ from accelerate import Accelerator
 from distill.table import Column, Table, difference, with_error
 from distill.tasks.encoding import encode_sentences
 from distill.tasks.metrics import NEAREST, Metric, paired_difference
-from distill.tasks.readers.tables import read_columns
-from distill.tasks.types import EMBEDDINGS
+from distill.tasks.readers.tables import TableError, read_columns
+from distill.tasks.types import EMBEDDINGS, REGRESSION
 from distill.training.evaluation import rows_logits
 from distill.training.run import TEACHER
 from distill.training.sentences import compares_by_products, prompts_of
 from distill.training.teacher import check_positions, load_config, load_model, load_tokenizer, locate
+from foundation.errors import shortened
 from nas.final.run import STUDENT
 
 # The student's queries and the teacher's passages.
 ASYMMETRIC = "student's queries, teacher's passages"
 METRICS = (f"ndcg@{NEAREST}", f"mrr@{NEAREST}", f"recall@{NEAREST}")
+# Of the passages to rank, recall is the same for all rerankers if there are no more than `NEAREST`.
+OF_RERANKERS = METRICS[:2]
 # The metrics are means over the queries.
 MEAN = Metric(lambda predictions, references, labels: predictions)
 # Queries whose similarities with all passages are in memory at once.
@@ -32,25 +35,50 @@ CHUNK = 500
 
 @dataclass(frozen=True)
 class Pairs:
-    """Queries with the numbers of the passages that answer each of them."""
+    """Queries with the numbers of the passages that answer each of them.
+
+    Attributes:
+        ranked: the numbers of the passages that a reranker ranks for each query; None: all are searched.
+    """
 
     queries: tuple[str, ...]
     passages: tuple[str, ...]
     answers: tuple[frozenset[int], ...]
+    ranked: tuple[tuple[int, ...], ...] | None = None
+
+    def texts(self) -> tuple[list[str], list[str] | None]:
+        """The texts that are encoded: all alone, or each query with each of its passages."""
+        if self.ranked is None:
+            return [*self.queries, *self.passages], None
+        pairs = list(zip(self.queries, self.ranked, strict=True))
+        return [query for query, some in pairs for _ in some], [self.passages[one] for _, some in pairs for one in some]
 
 
-def read_pairs(path: Path) -> Pairs:
+def read_pairs(path: Path, ranked: bool = False) -> Pairs:
     """Read the columns `query` and `passage` of a table; a query may have several passages.
+
+    Args:
+        ranked: whether these are the passages to rank; the column `relevant` is 1 for answers and 0 for the others.
 
     Raises:
         distill.tasks.readers.tables.TableError: it has no such columns, or cannot be read.
     """
-    columns = read_columns(path, ["query", "passage"])
+    columns = read_columns(path, ["query", "passage", *(["relevant"] if ranked else [])])
     numbers = {passage: number for number, passage in enumerate(dict.fromkeys(columns["passage"]))}
-    answers: dict[str, set[int]] = {}
-    for query, passage in zip(columns["query"], columns["passage"], strict=True):
-        answers.setdefault(query, set()).add(numbers[passage])
-    return Pairs(tuple(answers), tuple(numbers), tuple(map(frozenset, answers.values())))
+    passages: dict[str, dict[int, str]] = {}
+    relevant = columns.get("relevant", ["1"] * len(columns["query"]))
+    for row, (query, passage, answers) in enumerate(
+        zip(columns["query"], columns["passage"], relevant, strict=True), 1
+    ):
+        if answers not in ("0", "1"):
+            raise TableError(
+                f"{path}: row {row} has {shortened(answers)} in the column 'relevant', which is not 0 or 1"
+            )
+        passages.setdefault(query, {})[numbers[passage]] = answers
+    right = (frozenset(number for number, answers in some.items() if answers == "1") for some in passages.values())
+    return Pairs(
+        tuple(passages), tuple(numbers), tuple(right), tuple(map(tuple, passages.values())) if ranked else None
+    )
 
 
 def contributions(queries_QD: np.ndarray, passages_PD: np.ndarray, answers: Sequence[frozenset[int]]) -> np.ndarray:
@@ -58,43 +86,59 @@ def contributions(queries_QD: np.ndarray, passages_PD: np.ndarray, answers: Sequ
     (Q, 3), in the order of `METRICS`.
     """
     count = min(NEAREST, len(passages_PD))
-    discounts = 1 / np.log2(np.arange(2, NEAREST + 2))
     rows = []
     for start in range(0, len(queries_QD), CHUNK):
         products_MP = queries_QD[start : start + CHUNK] @ passages_PD.T
         best_MK = np.argsort(-products_MP, axis=1, kind="stable")[:, :count]
-        for best_K, right in zip(best_MK.tolist(), answers[start : start + CHUNK], strict=True):
-            hits = np.array([passage in right for passage in best_K])
-            gain = float((hits * discounts[:count]).sum()) / float(discounts[: min(len(right), NEAREST)].sum())
-            rank = 1 / (1 + int(hits.argmax())) if hits.any() else 0.0
-            rows.append((gain, rank, hits.sum() / len(right)))
+        rows += [
+            _of_ranking(*ranking) for ranking in zip(best_MK.tolist(), answers[start : start + CHUNK], strict=True)
+        ]
     return np.array(rows)
 
 
-def measure_retrieval(
+def _of_ranking(best_K: Sequence[int], right: frozenset[int]) -> tuple[float, float, float]:
+    """The nDCG, reciprocal rank and recall of the first passages of a ranking; 0 if no passage is right."""
+    hits = np.array([passage in right for passage in best_K])
+    if not hits.any():
+        return 0.0, 0.0, 0.0
+    discounts = 1 / np.log2(np.arange(2, NEAREST + 2))
+    gain = float((hits * discounts[: len(hits)]).sum()) / float(discounts[: min(len(right), NEAREST)].sum())
+    return gain, 1 / (1 + int(hits.argmax())), float(hits.sum() / len(right))
+
+
+def measure(
     pairs: Pairs, teacher: str, student: str, max_length: int, accelerator: Accelerator
 ) -> dict[str, dict[str, Any]]:
-    """For teacher, student and `ASYMMETRIC` the metrics with their standard errors, and for the latter two the paired
-    differences to the teacher's.
+    """For teacher, student and, of sentence encoders, `ASYMMETRIC` the metrics with their standard errors, and for all
+    but the teacher the paired differences to its metrics.
 
     Args:
         teacher, student: their folders or names.
-        max_length: queries and passages are cut to this many tokens.
+        max_length: texts are cut to this many tokens.
     """
+    models = {TEACHER: teacher, STUDENT: student}
+    if pairs.ranked is not None:
+        rows = {name: _reranked(pairs, source, max_length, accelerator) for name, source in models.items()}
+        return _beside_teacher(rows, OF_RERANKERS)
     prompts = prompts_of(locate(teacher))
     found = {
         name: [
             _vectors(source, [prompt + text for text in texts], max_length, accelerator)
             for prompt, texts in zip(prompts, (pairs.queries, pairs.passages), strict=True)
         ]
-        for name, source in ((TEACHER, teacher), (STUDENT, student))
+        for name, source in models.items()
     }
     found[ASYMMETRIC] = [found[STUDENT][0], found[TEACHER][1]]
     rows = {name: contributions(vectors[0], vectors[1], pairs.answers) for name, vectors in found.items()}
+    return _beside_teacher(rows, METRICS)
+
+
+def _beside_teacher(rows: Mapping[str, np.ndarray], metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The metrics of each model from the contributions of the queries, (Q, 3), in the order of `METRICS`."""
     result: dict[str, dict[str, Any]] = {}
     for name, rows_Q3 in rows.items():
         result[name] = {}
-        for metric, of_model_Q, of_teacher_Q in zip(METRICS, rows_Q3.T, rows[TEACHER].T, strict=True):
+        for metric, of_model_Q, of_teacher_Q in zip(metrics, rows_Q3.T, rows[TEACHER].T, strict=False):
             result[name][metric] = asdict(MEAN.of_contributions(of_model_Q))
             if name != TEACHER:
                 of_pairs = paired_difference(MEAN, of_model_Q, of_teacher_Q)
@@ -104,9 +148,22 @@ def measure_retrieval(
 
 def check_lengths(pairs: Pairs, teacher: str, max_length: int) -> None:
     """Raise UserError if queries or passages have more tokens than the teacher has positions."""
-    texts = [*pairs.queries, *pairs.passages]
-    rows = encode_sentences(load_tokenizer(teacher), texts, None, max_length, task_type=EMBEDDINGS)
+    rows = encode_sentences(load_tokenizer(teacher), *pairs.texts(), max_length)
     check_positions(teacher, load_config(teacher), int(rows.lengths.max()), f"--max-length {max_length}")
+
+
+def _reranked(pairs: Pairs, source: str, max_length: int, accelerator: Accelerator) -> np.ndarray:
+    """As `contributions`, of the passages of each query in the order of a reranker's scores."""
+    model, tokenizer = load_model(source, (), REGRESSION, new_head=False), load_tokenizer(source)
+    encoded = encode_sentences(tokenizer, *pairs.texts(), max_length, task_type=REGRESSION)
+    scores_N = rows_logits(model, encoded, tokenizer.pad_token_id, accelerator)[:, 0]
+    assert pairs.ranked is not None
+    parts = np.split(scores_N, np.cumsum([len(some) for some in pairs.ranked])[:-1])
+    best = [
+        [some[place] for place in np.argsort(-scores, kind="stable")[:NEAREST]]
+        for some, scores in zip(pairs.ranked, parts, strict=True)
+    ]
+    return np.array(list(map(_of_ranking, best, pairs.answers)))
 
 
 def _vectors(source: str, texts: Sequence[str], max_length: int, accelerator: Accelerator) -> np.ndarray:
@@ -121,13 +178,14 @@ def _vectors(source: str, texts: Sequence[str], max_length: int, accelerator: Ac
 
 def retrieval_table(pairs: Pairs, measured: Mapping[str, Mapping[str, Any]]) -> Table:
     """The measurements as a table, with the paired differences of the first metric."""
-    first = METRICS[0]
+    metrics = METRICS if pairs.ranked is None else OF_RERANKERS
+    first = metrics[0]
     columns = (
-        Column("vectors", is_text=True),
-        *(Column(name, lambda row: with_error((row["value"], row["standard_error"]))) for name in METRICS),
+        Column("vectors" if pairs.ranked is None else "scores", is_text=True),
+        *(Column(name, lambda row: with_error((row["value"], row["standard_error"]))) for name in metrics),
         Column(f"{first} − {TEACHER}'s", lambda row: difference((row["value"], row["standard_error"]))),
     )
     rows = [
-        (name, *(row[metric] for metric in METRICS), row[first].get("difference")) for name, row in measured.items()
+        (name, *(row[metric] for metric in metrics), row[first].get("difference")) for name, row in measured.items()
     ]
     return Table(columns, rows, f"{len(pairs.queries):,} queries, {len(pairs.passages):,} passages")

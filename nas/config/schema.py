@@ -17,6 +17,7 @@ from nas.config.recipes import (
     TextRecipeTable,
     WarmupTable,
 )
+from nas.config.rows import RowsTable
 from nas.config.space import DeploymentTable, KeepTable, SpaceTable
 from nas.config.stages import Stage3Table, StageTable
 from nas.config.values import Corpora, Goals, Length, Table, Tasks, UnitFloat, size
@@ -25,29 +26,6 @@ from search_spaces.base import Base
 
 class ConfigError(UserError, ValueError):
     """A configuration that cannot be used; the message names the key or option and says what would be right."""
-
-
-class RowsTable(Table):
-    """A task on the user's own files (.tsv, .csv, .jsonl or .parquet).
-
-    Attributes:
-        train, dev: paths, in a preset relative to its folder.
-        text, pair: the columns of the sentence and, if there is one, of the second sentence.
-        label: the column of the class or, with `regression`, of the number.
-        regression, embeddings: whether a number is predicted, or the vector of a sentence encoder, without labels.
-        labels: the names of the classes in the order of the teacher's outputs; None: those that occur, sorted.
-        metric: the score, such as "f1_macro" or "matthews"; None: accuracy, or Spearman's correlation of numbers.
-    """
-
-    train: str
-    dev: str
-    text: str = "sentence"
-    pair: str | None = None
-    label: str = "label"
-    regression: bool = False
-    embeddings: bool = False
-    labels: tuple[str, ...] | None = None
-    metric: str | None = None
 
 
 class BaseTable(Table):

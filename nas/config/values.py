@@ -124,6 +124,7 @@ Ranks = Annotated[
     AfterValidator(_distinct),
 ]
 Tasks = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_different)]
+# What is optimized: the score, or the score and one cost.
 Goals = Annotated[tuple[Literal["score", "params", "macs", "latency"], ...], BeforeValidator(_goals)]
 Length = Annotated[int, Field(ge=8, le=512)]  # of a row, in tokens
 Latency = Annotated[str, AfterValidator(_latency)]
@@ -145,15 +146,3 @@ class Table(BaseModel):
     """A table of a configuration, in which unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _goals(value: Any) -> Any:
-    names = value.split(",") if isinstance(value, str) else value
-    goals = tuple(names) if isinstance(names, list | tuple) else (names,)
-    if goals not in (("score",), *(("score", name) for name in ("params", "macs", "latency"))):
-        raise ValueError(f"{','.join(map(str, goals))!r} is not one of score; score,params; score,macs; score,latency")
-    return goals
-
-
-# What is optimized: the score, or the score and one cost.
-Goals = Annotated[tuple[Literal["score", "params", "macs", "latency"], ...], BeforeValidator(_goals)]

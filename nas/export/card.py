@@ -14,6 +14,7 @@ from distill.encoders.family import family_of
 from distill.encoders.student.configuration import attention_experts
 from distill.table import Column, Table, difference, plural, with_error
 from distill.tasks.readers import embedded, glue
+from distill.training.reranker import is_reranker
 from nas.config.schema import StudyConfig
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
 from nas.export.latency import STUDENT, LatencyReport
@@ -27,7 +28,15 @@ from transformers import {auto}, AutoTokenizer, pipeline
 
 model = {auto}.from_pretrained({name}{trust})
 tokenizer = AutoTokenizer.from_pretrained({name}{trust})
-predict = pipeline("{pipeline}", model={name}{trust})
+predict = pipeline("{pipeline}", model={name}{all_classes}{trust})
+```
+"""
+USE_OF_RERANKERS = """\
+```python
+from sentence_transformers import CrossEncoder
+
+model = CrossEncoder({name}{trust})
+scores = model.predict([("a query", "a passage"), ("a query", "another one")])
 ```
 """
 USE_OF_SENTENCES = """\
@@ -71,13 +80,13 @@ class Card:
 
     def metadata(self) -> ModelCardData:
         """The header that the hub reads. What is not known, such as the license, is left out."""
-        config, pipeline = self.checkpoint.config, self.checkpoint.type.pipeline
+        config = self.checkpoint.config
         family = str(family_of(self.checkpoint.model).students_of)
         results = self._eval_results()
         return ModelCardData(
             language="en" if config is not None and _is_english(config.task) else None,
-            library_name="transformers" if self.checkpoint.type.pool is None else "sentence-transformers",
-            pipeline_tag=pipeline,
+            library_name="transformers" if self._use_of() is USE else "sentence-transformers",
+            pipeline_tag=self._pipeline(),
             base_model=None if config is None else hub_name(config.teacher),
             tags=[family, "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
             model_name=self.name if results else None,
@@ -94,7 +103,7 @@ class Card:
         dataset, dataset_config = glue.TASKS[task].hub if task in glue.TASKS else (task, None)
         return [
             EvalResult(
-                task_type=self.checkpoint.type.pipeline,
+                task_type=self._pipeline(),
                 dataset_type=dataset,
                 dataset_name=task,
                 dataset_config=dataset_config,
@@ -105,6 +114,14 @@ class Card:
             )
             for metric in metrics["metrics"]
         ]
+
+    def _pipeline(self) -> str:
+        return "text-ranking" if is_reranker(self.checkpoint.model.config) else self.checkpoint.type.pipeline
+
+    def _use_of(self) -> str:
+        if is_reranker(self.checkpoint.model.config):
+            return USE_OF_RERANKERS
+        return USE if self.checkpoint.type.pool is None else USE_OF_SENTENCES
 
     def _introduction(self) -> str:
         config = self.checkpoint.model.config
@@ -129,8 +146,8 @@ class Card:
         labels = self.checkpoint.model.config.id2label
         outputs = ", ".join(f"`{labels[number]}`" for number in range(len(labels)))
         classes = f" Its outputs are {outputs}." if len(labels) <= 50 and task_type.pool is None else ""
-        use = USE if task_type.pool is None else USE_OF_SENTENCES
-        code = use.format(auto=auto, name=json.dumps(self.name), trust=trust, pipeline=pipeline)
+        more = {"all_classes": ", top_k=None" if task_type.multi_label else ""}
+        code = self._use_of().format(auto=auto, name=json.dumps(self.name), trust=trust, pipeline=pipeline, **more)
         oldest = ".".join(map(str, family_of(self.checkpoint.model).since))
         return f"## Use\n\n{code}\n{why}{classes} It loads with transformers >={oldest},<{NEXT}."
 
@@ -142,9 +159,16 @@ class Card:
             f"## Results\n\nTask `{metrics['task']}`, {metrics['dev_rows']:,} rows of the dev split, with standard "
             "errors (those of differences are paired, on the same rows). MACs (multiply-accumulate operations) and "
             f"latency are of one sentence of {metrics['tokens']} tokens, in PyTorch {metrics['torch']} on "
-            f"{plural(metrics['threads'], 'thread')} of {metrics['device']}, as measured after the training.\n\n"
+            f"{plural(metrics['threads'], 'thread')} of {metrics['device']}, as measured after the training."
+            f"{self._threshold()}\n\n"
             f"{measurement_table(metrics).markdown()}"
         )
+
+    def _threshold(self) -> str:
+        rows = None if self.checkpoint.config is None else self.checkpoint.config.rows.get(self.checkpoint.config.task)
+        if rows is None or not rows.multi_label:
+            return ""
+        return f" Classes count as predicted from the probability {rows.threshold:g} on."
 
     def _files(self) -> str:
         if not self.forms:

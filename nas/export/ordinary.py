@@ -19,6 +19,7 @@ from distill.encoders.student.configuration import attention_experts, is_left_ou
 from distill.encoders.student.families import FAMILIES
 from distill.tasks.types import MASKED_LM
 from distill.tasks.types.embeddings import POOLING
+from distill.training.reranker import SETTINGS
 from nas.export.checkpoint import ExportError, type_of_head
 from nas.onnx.model import TOLERANCE, padded_batch
 from search_spaces.architecture import Architecture
@@ -151,7 +152,7 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
         )
     ordinary, layers = FAMILIES[form], remaining_layers(config)
     config_class = CONFIG_MAPPING[form]
-    known = {*config_class().to_dict(), *family.kept_keys, POOLING}
+    known = {*config_class().to_dict(), *family.kept_keys, POOLING, SETTINGS}
     settings = {name: value for name, value in config.to_dict().items() if name in known}
     for name in ("model_type", "architectures", "auto_map", "transformers_version", "num_labels"):
         settings.pop(name, None)

@@ -32,8 +32,9 @@ from distill.training.teacher import (
     load_tokenizer,
     outputs_of,
 )
+from foundation.errors import UserError
 from nas.config.schema import ConfigError, StudyConfig
-from nas.preparation.data import encoded, read
+from nas.preparation.data import as_labeled, encoded, read
 
 # By task: the names of its metrics ("metrics"), and by model its scores ("models"), as metrics.json has them.
 Tasks = Mapping[str, Mapping[str, Any]]
@@ -118,11 +119,13 @@ def encoded_split(
     """
     try:
         rows = encoded(config, task, split, tokenizer, accelerator)
+    except UserError:
+        raise
     except ValueError as error:
         raise ConfigError(f"max_length: {error}") from None
     longest = int(rows.lengths.max(initial=0))
     check_positions(folder, model.config, longest, f"{task.name}: max_length {config.row_length}")
-    return EvalSet(task, split, rows, tokenizer.pad_token_id)
+    return EvalSet(task, as_labeled(split, rows), rows, tokenizer.pad_token_id)
 
 
 def folder_of(checkpoint: Path, task: str) -> Path:

@@ -23,6 +23,7 @@ from distill.training.evaluation import EvalSet
 from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
 from distill.training.measure import environment, measure, scores
 from distill.training.progress import Progress, ProgressCallback
+from distill.training.reranker import make_reranker
 from distill.training.run import TEACHER, write_into
 from distill.training.sentences import copy_modules
 from distill.training.teacher import locate, outputs_of
@@ -34,7 +35,7 @@ from nas.final.training import curve, final_phases, starting_point, train
 from nas.latency.measure import latencies_in
 from nas.latency.settings import TORCH
 from nas.onnx.model import check_installed
-from nas.preparation.data import contents_of, read
+from nas.preparation.data import contents_of, read, reranks
 from nas.preparation.phases import FINAL
 from nas.preparation.prepare import prepare
 from nas.preparation.workspace import base_of_study
@@ -100,6 +101,8 @@ def run(final: FinalRun) -> int:
         show_measurements(console, metrics, f"{final.config.task}: ")
         task_type = get_task_type(metrics["task_type"])
         loader = f"{task_type.model.__name__}.from_pretrained" if task_type.pool is None else "SentenceTransformer"
+        if reranks(final.config):
+            loader = "CrossEncoder"
         console.print(f"wrote {final.out}: {loader}(..., trust_remote_code=True)")
     return DONE
 
@@ -153,6 +156,8 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
     metrics["losses"] = {name: {phase: curve(of) for phase, of in phases.items()} for name, phases in losses.items()}
 
     def write(folder: Path) -> None:
+        if reranks(final.config):
+            make_reranker(models[STUDENT].config)
         save_pretrained(folder, models[STUDENT], evaluator.tokenizer)
         if evaluator.task.type.pool is not None:
             copy_modules(locate(final.config.teacher), folder)

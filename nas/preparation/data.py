@@ -12,21 +12,32 @@ from torch import nn
 from distill.command.contents import contents
 from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES
-from distill.tasks.classes import with_classes_of
+from distill.tasks.classes import weighted, with_classes_of
 from distill.tasks.corpora import Corpus
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded
 from distill.tasks.readers import embedded, load_task, reader_of
-from distill.tasks.readers.tables import table_task, text_task
+from distill.tasks.readers.tables import passage_task, table_task, text_task
 from distill.tasks.row_checks import notes
-from distill.tasks.splits import AnySplit, joined
+from distill.tasks.splits import AnySplit, PassageSplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
-from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, REGRESSION, TaskType, encode, get_task_type
+from distill.tasks.types import (
+    CLASSIFICATION,
+    EMBEDDINGS,
+    MULTI_LABEL,
+    REGRESSION,
+    TaskType,
+    encode,
+    get_task_type,
+)
 from distill.training.evaluation import rows_logits
+from distill.training.reranker import check_reranker
 from distill.training.sentences import pooling_of
 from distill.training.teacher import check_positions, load_config, load_model, locate, outputs_of
+from foundation.errors import UserError
 from foundation.files import fingerprint
-from nas.config.schema import ConfigError, RowsTable, StudyConfig
+from nas.config.rows import RowsTable
+from nas.config.schema import ConfigError, StudyConfig
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
 READERS_VERSION = 4
@@ -70,7 +81,8 @@ class TaskFolders:
 def stored_task(folder: Path) -> Task:
     """The task whose data is in this folder."""
     fields = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    return Task(fields["name"], tuple(fields["labels"]), fields["task_type"], tuple(fields["metrics"]))
+    fields |= {name: tuple(fields[name]) for name in ("labels", "metrics")}
+    return Task(**fields)
 
 
 def check_tasks(config: StudyConfig) -> None:
@@ -122,7 +134,14 @@ def task_type_of(config: StudyConfig, task: str) -> TaskType:
 
 def type_of_rows(rows: RowsTable) -> str:
     """The name of the task type of a user's own rows."""
-    return EMBEDDINGS if rows.embeddings else REGRESSION if rows.regression else CLASSIFICATION
+    if rows.embeddings:
+        return EMBEDDINGS
+    return REGRESSION if rows.regression or rows.reranking else MULTI_LABEL if rows.multi_label else CLASSIFICATION
+
+
+def reranks(config: StudyConfig) -> bool:
+    """Whether the rows of the study's first task are pairs for a reranker."""
+    return config.task in config.rows and config.rows[config.task].reranking
 
 
 def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
@@ -154,8 +173,10 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
             task_type = type_of_rows(rows)
             if task_type == EMBEDDINGS:
                 return text_task(*files, rows.text)
-            columns: dict[str, Any] = {"text": rows.text, "label": rows.label, "pair": rows.pair}
-            return table_task(*files, **columns, labels=rows.labels, task_type=task_type, metric=rows.metric)
+            if rows.reranking:
+                return passage_task(*files, rows.text, str(rows.pair))
+            names = ("text", "label", "pair", "labels", "metric", "threshold")
+            return table_task(*files, task_type=task_type, **{name: getattr(rows, name) for name in names})
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
@@ -176,10 +197,10 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         if name in config.rows:
             rows = config.rows[name]
             files = [Path(rows.train), Path(rows.dev)]
-            columns = [rows.text, rows.pair, rows.label, rows.regression, rows.metric, *(rows.labels or ())]
+            settings = [rows.model_dump(exclude={"train", "dev"})]
             if rows.embeddings:
-                columns = [rows.text, json.dumps(pooling_of(locate(config.teacher)))]
-            return fingerprint(READERS_VERSION, columns, [file.suffix for file in files], *files)
+                settings.append(pooling_of(locate(config.teacher)))
+            return fingerprint(READERS_VERSION, json.dumps(settings), [file.suffix for file in files], *files)
         folder = None if config.data is None else Path(config.data)
         return fingerprint(READERS_VERSION, *reader_of(name).sources(name, folder))
     except TaskError as error:
@@ -227,18 +248,30 @@ def notes_of(config: StudyConfig, tokenizer: Any, data: TaskData[Any]) -> list[s
 
 
 def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, accelerator: Accelerator) -> Encoded:
-    """The encoded rows of a split of the configuration's task. Those of sentences have the teacher's vectors as labels.
+    """The encoded rows of a split of the configuration's task. Those of sentences have the teacher's vectors as labels,
+    and those of queries and passages its scores.
 
     Raises:
         ValueError: `max_length` is too small for them.
         distill.training.teacher.TeacherError: the teacher cannot be loaded.
     """
     result = encode(tokenizer, rows, config.row_length, task_type=task.task_type)
-    if task.type.pool is None:
+    reranks = isinstance(rows, PassageSplit)
+    if task.type.pool is None and not reranks:
         return result
+    if reranks:
+        check_reranker(config.teacher, load_config(config.teacher))
     teacher = load_model(config.teacher, (), task.task_type, new_head=False)
     check_positions(config.teacher, teacher.config, int(result.lengths.max()), f"max_length {config.row_length}")
-    return replace(result, labels=rows_logits(teacher, result, tokenizer.pad_token_id, accelerator))
+    logits_NC = rows_logits(teacher, result, tokenizer.pad_token_id, accelerator)
+    return replace(result, labels=logits_NC[:, 0] if reranks else logits_NC)
+
+
+def as_labeled(rows: AnySplit, arrays: Encoded) -> AnySplit:
+    """A split before encoding with the scores that `encoded` has given it."""
+    if not isinstance(rows, PassageSplit) or arrays.labels is None:
+        return rows
+    return replace(rows, labels=tuple(arrays.labels.tolist()))
 
 
 def write(
@@ -257,9 +290,17 @@ def write(
     (folder / NOTES).write_text(json.dumps(notes_of(config, tokenizer, data)), encoding="utf-8")
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         try:
-            save_encoded(encoded(config, data.task, rows, tokenizer, accelerator), folder / f"{name}.npz")
+            arrays = encoded(config, data.task, rows, tokenizer, accelerator)
+        except UserError:
+            raise
         except ValueError as error:
             raise ConfigError(f"max_length: {error}") from None
+        if name == "train" and own is not None and own.class_weights is not None:
+            try:
+                arrays = weighted(arrays, data.task, own.class_weights)
+            except TaskError as error:
+                raise ConfigError(f"rows.{config.task}: {error}") from None
+        save_encoded(arrays, folder / f"{name}.npz")
         if name in ("search", "dev"):
-            save_split(rows, folder / f"{name}.json")
+            save_split(as_labeled(rows, arrays), folder / f"{name}.json")
     (folder / "task.json").write_text(json.dumps(asdict(data.task)), encoding="utf-8")

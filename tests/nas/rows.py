@@ -30,17 +30,18 @@ def words(sentence: str) -> list[str]:
 
 
 def table(folder: Path) -> dict[str, str]:
-    """Files of rows by the names of their splits, with the columns one and two (sentences), lib (class) and share
-    (number).
+    """Files of rows by the names of their splits, with the columns one and two (sentences), lib (class), share (number)
+    and letters (the classes b and d: with which letters words begin).
     """
     files = {}
     for name, part in PARTS.items():
         rows = [
-            f"{text}\t{text.split()[0]}.\t{source}\t{sum(word[0] < 'l' for word in words(text)) / 8}"
+            f"{text}\t{text.split()[0]}.\t{source}\t{sum(word[0] < 'l' for word in words(text)) / 8}\t"
+            + ",".join(sorted({word[0] for word in words(text)} & {"b", "d"}))
             for text, source in sentences()[part]
         ]
         files[name] = str(folder / f"{name}.tsv")
-        Path(files[name]).write_text("\n".join(["one\ttwo\tlib\tshare", *rows]) + "\n")
+        Path(files[name]).write_text("\n".join(["one\ttwo\tlib\tshare\tletters", *rows]) + "\n")
     return files
 
 
@@ -76,9 +77,11 @@ def study(tiny_study: TinyStudy, folder: Path, kind: str, **changes: Any) -> Pat
     files = table(folder)
     mine = {"mine": files | {"text": "one", "pair": "two", "label": "lib"}}
     number = {"number": files | {"text": "one", "label": "share", "regression": True}}
+    letters = {"letters": files | {"text": "one", "label": "letters", "multi_label": True, "class_weights": "balanced"}}
     tables: dict[str, dict[str, Any]] = {
         "rows": {"tasks": ["mine"], "rows": mine},
         "regression": {"tasks": ["number"], "rows": number},
+        "multi_label": {"tasks": ["letters"], "rows": letters},
         "both": {"tasks": ["mine", "number"], "rows": mine | number},
         "tagging": {"tasks": ["conll"], "data": str(tagged(folder))},
         "questions": {"tasks": ["squad"], "data": str(questions(folder))},

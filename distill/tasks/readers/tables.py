@@ -8,13 +8,19 @@ from typing import Any
 from distill.tasks.classes import alike, classes_of, places_of
 from distill.tasks.readers.columns import column_problem, finite
 from distill.tasks.readers.texts import lines_of, read_lines
-from distill.tasks.splits import SentenceSplit, Split
+from distill.tasks.splits import PassageSplit, SentenceSplit, Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
-from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, REGRESSION
+from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MULTI_LABEL, REGRESSION
 from foundation.errors import reason, shortened, warn_once
 from foundation.memory import limited_memory
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
+# The metrics of rows by their task type, the score first.
+USUAL = {
+    CLASSIFICATION: ("accuracy",),
+    MULTI_LABEL: ("f1_micro", "f1_macro", "accuracy"),
+    REGRESSION: ("spearmanr", "pearson"),
+}
 
 
 class TableError(TaskError):
@@ -31,22 +37,23 @@ def table_task(
     labels: tuple[str, ...] | None = None,
     task_type: str = CLASSIFICATION,
     metric: str | None = None,
+    threshold: float = 0.5,
 ) -> TaskData[Split]:
     """Load a task from a user's own files. Its name is that of the column `label`.
 
     Args:
         text, pair, label, labels, task_type: as `read_rows`; the classes are those of the training file.
-        metric: the score, which comes before accuracy or, for a regression, Spearman's and Pearson's correlations.
+        metric: the score, which comes before those of `USUAL`.
+        threshold: see `Task`.
 
     Raises:
         TableError: as `read_rows`; or train and dev are the same file, or the task type has no such metric.
     """
     _check_different(train, dev)
-    regression = task_type == REGRESSION
     rows, classes = read_rows(train, text, label, pair, labels, task_type)
     try:
-        usual = ("spearmanr", "pearson") if regression else ("accuracy",)
-        task = Task(label, classes, task_type, tuple(dict.fromkeys((metric or usual[0], *usual))))
+        usual = USUAL[task_type]
+        task = Task(label, classes, task_type, tuple(dict.fromkeys((metric or usual[0], *usual))), threshold)
     except ValueError as error:
         raise TableError(str(error)) from None
     dev_rows, _ = read_rows(dev, text, label, pair, classes or None, task_type)
@@ -66,14 +73,31 @@ def text_task(train: Path, dev: Path, text: str) -> TaskData[SentenceSplit]:
     return TaskData(Task(text, (), EMBEDDINGS, ("cosine", "neighbours")), *hold_out(rows), dev_rows, ordered=rows)
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> dict[str, list[str]]:
-    """The text in these columns of a file.
+def passage_task(train: Path, dev: Path, query: str, passage: str) -> TaskData[PassageSplit]:
+    """Load pairs of a query and a passage from these columns of a user's own files, of which a reranker is taught the
+    teacher's scores; the labels are 0. The task's name is that of the column `passage`.
 
     Raises:
         TableError: as `text_task`.
     """
+    _check_different(train, dev)
+    splits = []
+    for file in (train, dev):
+        columns = read_columns(file, [query, passage])
+        queries, passages = tuple(columns[query]), tuple(columns[passage])
+        splits.append(PassageSplit(queries, passages, (0.0,) * len(queries)))
+    kept, search = hold_out(splits[0])
+    return TaskData(Task(passage, (), REGRESSION, USUAL[REGRESSION]), kept, search, splits[1])
+
+
+def read_columns(path: Path, columns: Sequence[str], listed: str | None = None) -> dict[str, list[Any]]:
+    """The text in these columns of a file, and in the column `listed` the texts of each row.
+
+    Raises:
+        TableError: as `text_task`, or something in `listed` is no list.
+    """
     values = {
-        column: [_text(path, column, row, cell) for row, cell in enumerate(cells, 1)]
+        column: [(_texts if column == listed else _text)(path, column, row, cell) for row, cell in enumerate(cells, 1)]
         for column, cells in _read(path, columns).items()
     }
     if not values[columns[0]]:
@@ -101,36 +125,42 @@ def read_rows(
     Args:
         text, pair, label: columns: the (first) sentence, the second one, the class or number.
         labels: the names of the classes if they are known; by default those of `classes_of`.
-        task_type: "classification" or "regression".
+        task_type: a key of `USUAL`.
 
     Raises:
         TableError: there is no such file or column; the file has another format or no rows; a cell is empty or not
             text; a class is unknown; a label of a regression is not a number; or all rows have the same label.
     """
-    if task_type not in (CLASSIFICATION, REGRESSION):
-        raise TableError(f"the rows of a table are for {CLASSIFICATION} or {REGRESSION}, not {task_type!r}")
+    if task_type not in USUAL:
+        raise TableError(f"the rows of a table are for {', '.join(USUAL)}, not {task_type!r}")
     columns = [text, label, *([pair] if pair else [])]
     twice = next((column for column in columns if columns.count(column) > 1), None)
     if twice is not None:
         raise TableError(f"{path}: the column {twice!r} is named twice: text, pair and label must be different columns")
-    values = read_columns(path, columns)
+    several = task_type == MULTI_LABEL
+    values = read_columns(path, columns, label if several else None)
     texts, pairs = tuple(values[text]), tuple(values[pair]) if pair else None
     if task_type == REGRESSION:
         numbers = tuple(_number(path, row, cell) for row, cell in enumerate(values[label], 1))
         if len(set(numbers)) < 2:
             raise TableError(f"{path}: the column {label!r} has only one value, {numbers[0]}")
         return Split(texts, pairs, numbers), ()
-    occurring = classes_of(values[label])
-    classes = labels or occurring
-    places = places_of(values[label], classes)
-    unknown = next((name for name in values[label] if name not in places), None)
+    names = [name for cell in values[label] for name in cell] if several else values[label]
+    classes = labels or classes_of(names)
+    places = places_of(names, classes)
+    unknown = next((name for name in names if name not in places), None)
     if unknown is not None:
         raise TableError(f"{path}: the class {shortened(unknown)} is not one of {', '.join(classes)[:1000]}")
     if len(classes) < 2:
-        raise TableError(f"{path}: the column {label!r} has only one class, {shortened(classes[0])}")
-    for names in alike(classes) if labels is None else ():
-        warn_once(f"{path}: the classes {' and '.join(map(shortened, names))} differ only in case or spaces")
-    return Split(texts, pairs, tuple(places[name] for name in values[label])), classes
+        only = f"only one class, {shortened(classes[0])}" if classes else "no class in any row"
+        raise TableError(f"{path}: the column {label!r} has {only}")
+    for same in alike(classes) if labels is None else ():
+        warn_once(f"{path}: the classes {' and '.join(map(shortened, same))} differ only in case or spaces")
+    if several:
+        of_rows = [{places[name] for name in cell} for cell in values[label]]
+        cells = tuple(tuple(int(number in row) for number in range(len(classes))) for row in of_rows)
+        return Split(texts, pairs, cells), classes
+    return Split(texts, pairs, tuple(places[name] for name in names)), classes
 
 
 def _number(path: Path, row: int, cell: str) -> float:
@@ -150,6 +180,15 @@ def _text(path: Path, column: str, row: int, cell: object) -> str:
     if not text:
         raise TableError(f"{path}: row {row} has nothing in the column {column!r}")
     return text
+
+
+def _texts(path: Path, column: str, row: int, cell: object) -> list[str]:
+    """The texts of a list or, in a file that has no lists, between commas."""
+    if path.suffix in (".tsv", ".csv"):
+        cell = [part for part in str(cell).split(",") if part.strip()]
+    if not isinstance(cell, list):
+        raise TableError(f"{path}: row {row} has {shortened(cell)} in the column {column!r}, which is not a list")
+    return [_text(path, column, row, each) for each in cell]
 
 
 def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:

@@ -8,6 +8,7 @@ from distill.tasks.types import (
     classification,
     embeddings,
     masked_lm,
+    multi_label,
     question_answering,
     regression,
     token_classification,
@@ -20,6 +21,7 @@ __all__ = [
     "EMBEDDINGS",
     "IGNORED",
     "MASKED_LM",
+    "MULTI_LABEL",
     "QUESTION_ANSWERING",
     "REGRESSION",
     "TASK_TYPES",
@@ -34,6 +36,7 @@ __all__ = [
 
 CLASSIFICATION = classification.NAME
 REGRESSION = regression.NAME
+MULTI_LABEL = multi_label.NAME
 TOKEN_CLASSIFICATION = token_classification.NAME
 QUESTION_ANSWERING = question_answering.NAME
 MASKED_LM = masked_lm.NAME
@@ -44,6 +47,7 @@ TASK_TYPES: dict[str, TaskType] = {
     for task_type in (
         classification.TYPE,
         regression.TYPE,
+        multi_label.TYPE,
         token_classification.TYPE,
         question_answering.TYPE,
         masked_lm.TYPE,

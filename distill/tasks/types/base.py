@@ -15,6 +15,9 @@ from search_spaces.cost import HeadCost
 
 Batch = dict[str, Tensor]
 
+# How transformers calls the problem of models that predict any number of classes.
+MULTI_LABEL_PROBLEM = "multi_label_classification"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TaskType:
@@ -24,6 +27,7 @@ class TaskType:
 
     type                  labels                                            logits
     classification        (B,) int64                                        (B, C)
+    multi_label_classification  (B, C) float32, 1 for the classes of a row  (B, C)
     regression            (B,) float32                                      (B, 1)
     token_classification  (B, T) int64, IGNORED where nothing is predicted  (B, T, C)
     question_answering    (B, 2) int64, the answer's first and last token,  (B, 2, T), of first and last
@@ -45,7 +49,8 @@ class TaskType:
         problem_type: the `problem_type` of the models' configurations.
         classes: whether its labels are named classes.
         loss: (logits, batch, reduction) -> the loss with the labels of the batch, in float32: the mean, or with the
-            reduction "sum" the sum, over sentences or labeled tokens. 0 where there are no labels.
+            reduction "sum" the sum, over sentences or labeled tokens, times the `weights` of the batch if it has some.
+            0 where there are no labels.
         distributions: (logits, batch) -> the logits (N, choices), in float32, of all distributions that are predicted;
             padding is neither a row nor a choice. None: numbers are predicted.
         split: the class of its splits; None if it learns from text.
@@ -89,6 +94,11 @@ class TaskType:
         return self.classes and self.head.pooled and self.problem_type in (None, "single_label_classification")
 
     @property
+    def multi_label(self) -> bool:
+        """Whether the label of a row says of each class whether the row has it."""
+        return self.classes and self.problem_type == MULTI_LABEL_PROBLEM
+
+    @property
     def of_positions(self) -> bool:
         """Whether positions are predicted: the choices are the tokens of a row."""
         return len(self.outputs) > 1
@@ -106,3 +116,9 @@ def cross_entropy(logits_NC: Tensor, classes_N: Tensor, reduction: str) -> Tenso
     if not len(logits_NC):
         return logits_NC.sum()
     return F.cross_entropy(logits_NC, classes_N, reduction=reduction)
+
+
+def weighted(losses: Tensor, batch: Batch, reduction: str) -> Tensor:
+    """The mean, or with the reduction "sum" the sum, of losses times the weights of the batch if it has some."""
+    losses = losses * batch["weights"] if "weights" in batch else losses
+    return losses.sum() if reduction == "sum" else losses.mean()

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from distill.tasks.encoding import Encoded, encode_sentences
 from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1, MACRO_F1, MATTHEWS
 from distill.tasks.splits import Split
-from distill.tasks.types.base import Batch, TaskType, cross_entropy
+from distill.tasks.types.base import Batch, TaskType, cross_entropy, weighted
 from search_spaces.cost import CLASSIFIER
 
 
@@ -26,6 +27,8 @@ def predict(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: S
 
 def loss(logits_BC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     """Cross-entropy with the classes (B,)."""
+    if "weights" in batch:
+        return weighted(F.cross_entropy(logits_BC.float(), batch["labels"], reduction="none"), batch, reduction)
     return cross_entropy(logits_BC.float(), batch["labels"], reduction)
 
 

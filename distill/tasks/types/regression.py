@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,18 @@ from transformers import AutoModelForSequenceClassification
 
 from distill.tasks.encoding import Encoded, encode_sentences
 from distill.tasks.metrics import PEARSON, SPEARMAN
-from distill.tasks.splits import Split
+from distill.tasks.splits import PassageSplit, Split
 from distill.tasks.types.base import Batch, TaskType
 from search_spaces.cost import HeadCost
 
 
 def encode(tokenizer: Any, split: Split, max_length: int, stride: int) -> Encoded:
-    """Sentences, or pairs of sentences, with their numbers."""
-    return encode_sentences(tokenizer, split.texts, split.pairs, max_length, np.asarray(split.labels, np.float32), NAME)
+    """Sentences, or pairs of sentences, with their numbers; the passages of a query are a group."""
+    numbers = np.asarray(split.labels, np.float32)
+    rows = encode_sentences(tokenizer, split.texts, split.pairs, max_length, numbers, NAME)
+    if not isinstance(split, PassageSplit):
+        return rows
+    return replace(rows, groups=np.unique(split.texts, return_inverse=True)[1].astype(np.int32))
 
 
 def predict(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]) -> np.ndarray:

@@ -310,3 +310,21 @@ def test_bad_numbers() -> None:
         eval_batches(encoded, 0)
     with pytest.raises(ValueError, match="no rows"):
         batches(rows_of([]), 2, 1, 0)
+
+
+def test_groups_are_side_by_side() -> None:
+    """Training batches have whole groups, except where a batch begins or ends, and each row once an epoch."""
+    rng = np.random.default_rng(0)
+    groups = rng.permutation(np.repeat(np.arange(30), 4)).astype(np.int32)
+    lengths = rng.integers(1, 20, 120)
+    total, offsets = int(lengths.sum()), np.concatenate([[0], np.cumsum(lengths)])
+    rows = Encoded(np.ones(total, np.int32), np.zeros(total, np.int8), offsets, groups=groups)
+    chosen = list(batches(rows, 10, 24, seed=0))
+    for epoch in (chosen[:12], chosen[12:]):
+        assert sorted(np.concatenate(epoch)) == list(range(120))
+    assert not np.array_equal(np.concatenate(chosen[:12]), np.concatenate(chosen[12:]))
+    for batch in chosen:
+        of_batch = groups[batch]
+        runs = 1 + int((of_batch[1:] != of_batch[:-1]).sum())
+        assert runs == len(set(of_batch)) <= 4
+    assert np.array_equal(collate(rows, chosen[0], 0)["groups"].numpy(), groups[chosen[0]])

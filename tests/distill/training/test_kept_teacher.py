@@ -11,7 +11,7 @@ from transformers import BertConfig
 from distill.tasks.encoding import Encoded
 from distill.tasks.splits import Split
 from distill.tasks.task import Task
-from distill.tasks.types import REGRESSION
+from distill.tasks.types import MULTI_LABEL, REGRESSION
 from distill.training.evaluation import EvalSet
 from distill.training.kept_teacher import check_kept
 from distill.training.teacher import TeacherError
@@ -19,6 +19,7 @@ from tests.tiny import SIZES
 
 NAMES = ("bad", "fair", "good")
 ROWS = 90
+SEVERAL = Task("t", NAMES, MULTI_LABEL, ("f1_micro",))
 
 
 class Saying(EvalSet):
@@ -66,6 +67,8 @@ def test_chance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ("settings", "task", "said"),
     [
         ({"problem_type": "multi_label_classification"}, Task("t", NAMES), "was trained for multi label"),
+        ({"problem_type": "single_label_classification"}, SEVERAL, "was trained for single label .* is multi_label"),
+        ({}, SEVERAL, 'set problem_type to "multi_label_classification" in its config.json if it does'),
         ({"problem_type": "regression"}, Task("t", NAMES), "was trained for regression; the task is classification"),
         ({"architectures": ["BertForTokenClassification"]}, Task("t", NAMES), "BertForTokenClassification; the task"),
     ],
@@ -74,6 +77,11 @@ def test_heads_of_something_else(settings: dict[str, Any], task: Task, said: str
     labels = [row % 3 for row in range(ROWS)]
     with pytest.raises(TeacherError, match=said):
         checked(tmp_path, labels, labels, task, **settings)
+
+
+def test_any_number_of_classes(tmp_path: Path) -> None:
+    labels = [(1, 0, row % 2) for row in range(ROWS)]
+    checked(tmp_path, labels, labels, SEVERAL, problem_type="multi_label_classification")
 
 
 def test_numbers(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_student_is_a_teacher(student: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--retrieval", "x"], "--retrieval is measured with vectors: give texts by --embeddings FILE"),
+        (["--retrieval", "x"], "--retrieval is measured with vectors or scores: give --embeddings FILE or"),
         (["--embeddings", "x", "--unlabeled", "x"], "--embeddings cannot be combined with --unlabeled"),
         (["--embeddings", "x", "--task", "sst2"], "--embeddings cannot be combined with --task or --train"),
         (["--embeddings", "nothing.txt"], "nothing.txt: No such file or directory"),

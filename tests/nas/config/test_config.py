@@ -67,6 +67,7 @@ def test_recipes_of_trainings() -> None:
     assert (plain.eval_steps, plain.early_stopping_patience) == (None, None)
 
 
+OF_MINE = '[rows.mine]\ntrain = "a"\ndev = "b"\n'
 ROWS = '[rows.mine]\ntrain = "{train}"\ndev = "{dev}"\n'
 
 
@@ -93,7 +94,22 @@ def test_rows_are_found_beside_the_preset_that_names_them(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [("rows = 3", "rows: "), ("rows.mine = 3", "rows.mine: "), ("rows.mine.train = 3", "rows.mine.train: ")],
+    [
+        ("rows = 3", "rows: "),
+        ("rows.mine = 3", "rows.mine: "),
+        ("rows.mine.train = 3", "rows.mine.train: "),
+        (OF_MINE + "multi_label = true\nthreshold = 1.5", "rows.mine.threshold: .* less than 1"),
+        (OF_MINE + "threshold = 0.3", "rows.mine: threshold is for rows with any number of classes: add multi_label"),
+        (OF_MINE + "multi_label = true\nregression = true", "rows.mine: regression and multi_label cannot be combined"),
+        (OF_MINE + 'regression = true\nclass_weights = "balanced"', "rows.mine: class_weights: .* have no classes"),
+        (OF_MINE + 'embeddings = true\nmetric = "f1"', "rows.mine: metric: rows with embeddings have no labels"),
+        (OF_MINE + "reranking = true", "rows.mine: reranking scores pairs .*: name the column of passages by pair"),
+        (
+            OF_MINE + "class_weights = {a = 0}",
+            "rows.mine.class_weights.*: {'a': 0} is neither \"balanced\" nor a table of weights",
+        ),
+        (OF_MINE + 'class_weights = "even"', "rows.mine.class_weights.*: 'even' is neither \"balanced\" nor"),
+    ],
 )
 def test_rows_that_are_no_tables(tmp_path: Path, rows: str, message: str) -> None:
     (tmp_path / "a.toml").write_text(f'extends = "demo"\n{rows}\n')

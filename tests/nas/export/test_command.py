@@ -196,6 +196,7 @@ def test_as_bert(tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_study:
         ("tagging", "token-classification", ["O", "B-BEE", "B-DEE"]),
         ("questions", "question-answering", ["start", "end"]),
         ("regression", "text-classification", ["score"]),
+        ("multi_label", "text-classification", ["b", "d"]),
     ],
 )
 def test_other_kinds(kind: str, pipeline: str, names: list[str], tiny_study: TinyStudy, tmp_path: Path) -> None:
@@ -205,6 +206,7 @@ def test_other_kinds(kind: str, pipeline: str, names: list[str], tiny_study: Tin
     assert list(json.loads((out / "config.json").read_text())["id2label"].values()) == names
     card = ModelCard.load(out / "README.md")
     assert card.data.pipeline_tag == pipeline
+    assert ("top_k=None" in card.text) == ("from the probability 0.5 on" in card.text) == (kind == "multi_label")
     facts = json.loads((out / "metrics.json").read_text())
     assert [result.metric_type for result in card.data.eval_results] == facts["metrics"]
     assert "language" not in card.data.to_dict()
@@ -218,7 +220,7 @@ def trained(tiny_study: TinyStudy, folder: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["tagging", "questions", "regression"])
+@pytest.mark.parametrize("kind", ["tagging", "questions", "regression", "multi_label"])
 def test_scores_of_other_kinds(
     kind: str, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

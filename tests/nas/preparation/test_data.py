@@ -17,7 +17,7 @@ from distill.encoders.parts import output_layer
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.encoding import take
 from distill.tasks.readers import conll, squad
-from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from distill.tasks.types import CLASSIFICATION, MULTI_LABEL, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
 from nas.config.load import load_config
@@ -48,6 +48,7 @@ from tests.nas.tiny_study import TinyStudy, corpus, uniform
 KINDS = {
     "rows": (CLASSIFICATION, ("accuracy",)),
     "regression": (REGRESSION, ("spearmanr", "pearson")),
+    "multi_label": (MULTI_LABEL, ("f1_micro", "f1_macro", "accuracy")),
     "tagging": (TOKEN_CLASSIFICATION, ("f1", "accuracy")),
     "questions": (QUESTION_ANSWERING, ("f1", "exact_match")),
 }
@@ -353,6 +354,7 @@ TRAINED_STAGES = {f"stage{stage}.evaluation": "trained" for stage in "123"}
         ({"corpus": "missing.txt"}, "corpus: missing.txt: No such file"),
         ({"rows.mine.train": "missing.tsv"}, "missing.tsv: .*No such file"),
         ({"rows.mine.label": "lob"}, "no column 'lob'; did you mean 'lib'"),
+        ({"rows.mine.class_weights": {"pyton": 2}}, "rows.mine: class weights: 'pyton' is not one of the classes "),
         ({"rows.mine.regression": True}, "row 1 has the label 'python', which is not a finite number"),
     ],
 )

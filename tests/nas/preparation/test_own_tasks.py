@@ -102,6 +102,7 @@ class Reader:
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(TASK_TYPES, "multi_label_classification")  # the same, built in
     monkeypatch.setitem(TASK_TYPES, NAME, MULTI_LABEL)
     monkeypatch.setattr(readers, "READERS", [*readers.READERS, Reader()])
 

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from distill.tasks.readers.tables import TableError, read_rows, table_task
 from distill.tasks.task import Task, hold_out
-from distill.tasks.types import REGRESSION
+from distill.tasks.types import MULTI_LABEL, REGRESSION
 
 ROWS = [('a "quoted start', "x", "yes"), ("12", "y, z", "no"), ("NA", "null", "no"), ("it's", "w", "yes")]
 
@@ -197,3 +197,36 @@ def test_a_regression_of_two_files(tmp_path: Path) -> None:
     data = table_task(path, dev, text="a", pair="b", label="score", task_type=REGRESSION)
     assert data.task == Task("score", (), REGRESSION, ("spearmanr", "pearson"))
     assert len(data.dev) == 20 == len(data.train) + len(data.search)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_lists_of_classes(tmp_path: Path, suffix: str) -> None:
+    cells = [["joy", "fear"], [], ["fear"]]
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".csv":
+        path.write_text('s,l\na,"joy, fear"\na,\na,fear\n')
+    elif suffix == ".jsonl":
+        path.write_text("".join(json.dumps({"s": "a", "l": cell}) + "\n" for cell in cells))
+    else:
+        parquet.write_table(pyarrow.table({"s": ["a"] * 3, "l": cells}), path)
+    split, classes = read_rows(path, "s", "l", task_type=MULTI_LABEL)
+    assert classes == ("fear", "joy") and split.labels == ((1, 1), (0, 0), (1, 0))
+    with pytest.raises(TableError, match="the class 'joy' is not one of fear, anger"):
+        read_rows(path, "s", "l", labels=("fear", "anger"), task_type=MULTI_LABEL)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["joy", "fear"], "row 1 has 'joy' in the column 'l', which is not a list"),
+        ([["joy"], None], "row 2 has None in the column 'l', which is not a list"),
+        ([["joy"], [["fear"]]], "row 2 has \\['fear'\\] in the column 'l', which is not text"),
+        ([["joy"], [""]], "row 2 has nothing in the column 'l'"),
+        ([["joy"], []], "the column 'l' has only one class, 'joy'"),
+        ([[], []], "the column 'l' has no class in any row"),
+    ],
+)
+def test_faults_of_lists_are_named(tmp_path: Path, cells: list[object], said: str) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"s": "a", "l": cell}) + "\n" for cell in cells))
+    with pytest.raises(TableError, match=said):
+        read_rows(tmp_path / "rows.jsonl", "s", "l", task_type=MULTI_LABEL)
