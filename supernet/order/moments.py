@@ -4,7 +4,7 @@ loss are predicted.
 Dimensions: N tokens without padding; E channels of the input of a linear layer; D channels of its output.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,29 +44,43 @@ class MomentsError(UserError, ValueError):
     """The activations of a model have no finite moments, or its predictions do not depend on them."""
 
 
-def block_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[list[Moments]]:
-    """The moments of `project` of every block: `[layer][block]`.
+class ModelMoments:
+    """The moments of the linear layers of a model that read channels and heads, from one pass over the rows.
 
     Args:
         model: a model whose layers consist of dense `FFNBlock`s.
         batches: batches of tensors (B, ...) of training data.
         loss: such as `sampled_loss(seed)`.
 
-    Raises:
-        MomentsError: an activation or a gradient is not finite, all gradients of a linear layer are 0, or there are no
-            batches.
+    Its methods raise MomentsError if an activation or a gradient is not finite, all gradients of a linear layer are 0,
+    or there are no batches.
     """
-    layers = [layer.ffn for layer in encoder_layers(model)]
-    places = {f"layer {i}, block {j}": block.project for i, ffn in enumerate(layers) for j, block in enumerate(ffn)}
-    moments = iter(_moments(model, batches, loss, places))
-    return [[next(moments) for _ in ffn] for ffn in layers]
 
+    def __init__(self, model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> None:
+        layers, output = encoder_layers(model), family_of(model).output
+        self._ffns = [
+            {f"layer {i}, block {j}": block.project for j, block in enumerate(layer.ffn)}
+            for i, layer in enumerate(layers)
+        ]
+        self._attentions = {f"layer {i}, attention": part(layer, output) for i, layer in enumerate(layers)}
+        maps = {place: linear for of_layer in (*self._ffns, self._attentions) for place, linear in of_layer.items()}
+        places = {(place, end): (linear, end) for place, linear in maps.items() for end in (INPUT, OUTPUT)}
+        self._sums = {place: _Sums(linear.in_features, linear.out_features) for place, linear in maps.items()}
+        for batch, values in gradients(model, batches, loss, places):
+            valid_BT = batch["attention_mask"].bool()
+            for place, of_map in self._sums.items():
+                if (place, INPUT) in values:  # a layer without heads has no attention
+                    input_BTE, _ = values[place, INPUT]
+                    _, grad_BTD = values[place, OUTPUT]
+                    of_map.add(input_BTE.detach()[valid_BT], None if grad_BTD is None else grad_BTD[valid_BT])
 
-def attention_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[Moments]:
-    """The moments of the output projection of every attention, as `block_moments`."""
-    output = family_of(model).output
-    places = {f"layer {i}, attention": part(layer, output) for i, layer in enumerate(encoder_layers(model))}
-    return list(_moments(model, batches, loss, places))
+    def blocks(self) -> list[list[Moments]]:
+        """Those of `project` of every block: `[layer][block]`."""
+        return [[self._sums[place].moments(place) for place in of_layer] for of_layer in self._ffns]
+
+    def attentions(self) -> list[Moments]:
+        """Those of the output projection of every attention: `[layer]`."""
+        return [self._sums[place].moments(place) for place in self._attentions]
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ class FisherMatrices:
 
 
 def fisher_matrices(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> FisherMatrices:
-    """Those of all layers in one pass, with arguments and errors as for `block_moments`."""
+    """Those of all layers in one pass, with arguments and errors as for `ModelMoments`."""
     layers = encoder_layers(model)
     maps = {f"layer {i}": layer.ffn[0].project for i, layer in enumerate(layers)}
     maps |= {f"layer {i}, attention": part(layer, family_of(model).output) for i, layer in enumerate(layers)}
@@ -107,7 +121,7 @@ def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
         metric_DD: None if there were no tokens.
 
     Raises:
-        MomentsError: as for `block_moments`.
+        MomentsError: as for `ModelMoments`.
     """
     if metric_DD is None:
         raise MomentsError(f"{place}: the training examples have no tokens; check the data")
@@ -119,25 +133,6 @@ def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
             "the supernet longer, or sort its channels by another order, such as magnitude"
         )
     return metric_DD
-
-
-def _moments(
-    model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, maps: Mapping[str, nn.Linear]
-) -> Iterator[Moments]:
-    """The moments of linear layers, in the order of `maps`.
-
-    Args:
-        maps: the linear layer at each place, which error messages name.
-    """
-    places = {(place, end): (linear, end) for place, linear in maps.items() for end in (INPUT, OUTPUT)}
-    sums = {place: _Sums(linear.in_features, linear.out_features) for place, linear in maps.items()}
-    for batch, values in gradients(model, batches, loss, places):
-        valid_BT = batch["attention_mask"].bool()
-        for place, of_map in sums.items():
-            input_BTE, _ = values[place, INPUT]
-            _, grad_BTD = values[place, OUTPUT]
-            of_map.add(input_BTE.detach()[valid_BT], None if grad_BTD is None else grad_BTD[valid_BT])
-    return (of_map.moments(place) for place, of_map in sums.items())
 
 
 class _Sums:

@@ -11,7 +11,7 @@ from search_spaces import GELU, Architecture
 from supernet.build import build
 from supernet.embedding import of_rank
 from supernet.order.importance import sort_channels, summed_loss
-from supernet.order.moments import MomentsError, block_moments, fisher_matrices, sampled_loss
+from supernet.order.moments import ModelMoments, MomentsError, fisher_matrices, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
 from supernet.order.prediction import predicted_losses, predicted_losses_of_ranks, regression_errors
 from tests.supernet.order.test_reconstruction import remaining
@@ -69,7 +69,7 @@ def test_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
     assert {op: [len(layer) for layer in layers] for op, layers in found.items()} == {
         op: [21] * BASE.depth for op in ("gelu", "relu")
     }
-    metric = block_moments(model, BATCHES, sampled_loss(0))[1][0].metric_DD
+    metric = ModelMoments(model, BATCHES, sampled_loss(0)).blocks()[1][0].metric_DD
     block = model.bert.encoder.layer[1].ffn[0]
     kept: list[Tensor] = []
     block.register_forward_pre_hook(lambda _, arguments: kept.append(arguments[0]))
@@ -93,7 +93,7 @@ def test_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
 def test_the_base_graph_loses_what_the_second_moments_say(model: nn.Module) -> None:
     scores = ORDERS["reconstruction"].channels(OrderInputs(model, BATCHES, summed_loss, sampled_loss(0), 0))
     model.load_state_dict(sort_channels(model.state_dict(), scores, model.config))
-    moments = block_moments(model, BATCHES, sampled_loss(0))
+    moments = ModelMoments(model, BATCHES, sampled_loss(0)).blocks()
     losses = predicted_losses(model, BATCHES, fisher_matrices(model, BATCHES, sampled_loss(0)), ["gelu"], BASE.inner)[
         "gelu"
     ]
