@@ -137,20 +137,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _without_labels(options: argparse.Namespace) -> int:
     """Compress with the teacher's predictions as labels, or its vectors."""
     with loading(options.quiet):
-        from distill.memory import write_rows
         from foundation.files import scratch_folder
-        from nas.compress.rows import predicted_labels, read_lines
+        from nas.compress.rows import read_lines, write_texts
 
     check_new(options.out)
     config_of(options)  # before the texts are labeled
     texts = read_lines(options.unlabeled or options.embeddings)
-    rows, classes = [{"sentence": text} for text in texts], None
-    if options.embeddings is None:
-        labels, classes = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
-        rows = [row | {"label": label} for row, label in zip(rows, labels, strict=True)]
+    labeling = (options.checkpoint, options.max_length, options.device) if options.embeddings is None else None
     with scratch_folder() as folder:
-        options.train, options.dev = write_rows(folder, rows)
-        options.unlabeled = None
+        files, classes = write_texts(folder, texts, labeling)
+        (options.train, options.dev), options.unlabeled = files, None
         config = config_of(options)
         own = {OWN: config.rows[OWN].model_copy(update={"labels": classes})}
         status = _compress(options, config.model_copy(update={"rows": own}))
@@ -165,35 +161,26 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
 
         from rich.console import Console
 
-        from distill.command.report import show_measurements, write_metrics
-        from distill.training.loop import make_accelerator
+        from distill.command.report import show_measurements
         from distill.training.progress import Progress
-        from nas.compress.retrieval import check_lengths, measure_retrieval, read_pairs, retrieval_table
+        from nas.compress.retrieval import pairs_of, retrieval_table
         from nas.compress.run import CompressRun, compress
 
     check_new(options.out)
-    pairs = options.retrieval and read_pairs(options.retrieval)
-    if pairs:
-        check_lengths(pairs, config.teacher, config.max_length)
+    pairs = options.retrieval and pairs_of(options.retrieval)
     make(options.out)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     with Progress(console, options.quiet) as progress:
-        run = CompressRun(config=config, out=options.out, uniform=options.uniform, device=options.device)
-        metrics = compress(run, progress.update, progress.result)
-        if metrics is None:
-            return DONE
-        if pairs:
-            progress.update("measuring retrieval", None)
-            accelerator = make_accelerator(options.device, config.mixed_precision)
-            found = measure_retrieval(pairs, config.teacher, str(options.out), config.max_length, accelerator)
-            metrics["retrieval"] = found
-            write_metrics(options.out, metrics)
+        given = {"uniform": options.uniform, "pairs": pairs, "device": options.device}
+        metrics = compress(CompressRun(config=config, out=options.out, **given), progress.update, progress.result)
+    if metrics is None:
+        return DONE
     if options.json:
         print(json.dumps(metrics, indent=2))
     else:
         show_measurements(console, metrics, f"{config.task}: ")
         if pairs:
-            retrieval_table(pairs, metrics["retrieval"]).print(console)
+            retrieval_table(metrics).print(console)
         console.print(f"wrote {options.out}")
     return DONE
 

@@ -1,20 +1,21 @@
 """`compress_model`: compress a model and rows that are in memory."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
-from distill.command.report import measurement_table
-from distill.memory import naming_memory, quiet_transformers, source_of, write_splits
+from distill.memory import SPLITS, RowsError, naming_memory, quiet_transformers, source_of, write_splits
 from distill.python import Distilled
+from distill.table import Table
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
 from foundation.errors import UserError
 from foundation.files import scratch_folder
-from nas.compress.command import OWN, PRESET
+from nas.compress.command import OWN, PRESET, PRESET_OF_EMBEDDINGS
+from nas.compress.retrieval import pairs_of, retrieval_table
+from nas.compress.rows import texts_of, write_texts
 from nas.compress.run import CompressRun, compress
 from nas.config.load import load_config
 from nas.report.drawing import svg
@@ -31,8 +32,11 @@ class Compressed(Distilled):
 
     architecture: Architecture
 
+    def tables(self) -> list[Table]:
+        return [*super().tables(), *([retrieval_table(self.metrics)] if "retrieval" in self.metrics else [])]
+
     def _repr_html_(self) -> str:
-        return measurement_table(self.metrics).html() + svg(self.architecture)
+        return super()._repr_html_() + svg(self.architecture)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Compressed":
@@ -50,10 +54,13 @@ class Compressed(Distilled):
 
 
 def compress_model(
-    model: PreTrainedModel | str | Path,
-    train: Any,
+    model: Any,
+    train: Any = None,
     dev: Any = None,
     *,
+    unlabeled: Any = None,
+    embeddings: Any = None,
+    retrieval: Any = None,
     tokenizer: Any = None,
     text: str = "sentence",
     pair: str | None = None,
@@ -65,7 +72,7 @@ def compress_model(
     runtime: str = "torch",
     threads: int | None = None,
     uniform: bool = False,
-    steps: int = 250,
+    steps: int | None = None,
     finetune_teacher: int = 0,
     max_length: int = 128,
     device: str = "auto",
@@ -75,10 +82,14 @@ def compress_model(
     """Make a model smaller and faster, as `python -m nas.compress` does. The model itself is not changed.
 
     Args:
-        model: an encoder with a trained head for this task, or its folder or name on the hub.
+        model: an encoder with a trained head for this task, or its folder or name on the hub; or a SentenceTransformer.
         train, dev: labeled rows: a `datasets.Dataset`, a pandas data frame or a list of dictionaries. Without `dev`,
             every tenth row of `train` is measured on instead of trained on.
-        tokenizer: of a `model` that is no folder or name.
+        unlabeled, embeddings: in place of `train`, texts, as rows, a list or a text file, from which the student learns
+            what a classifier predicts, or the vectors of a sentence encoder. Every tenth is measured on.
+        retrieval: with `embeddings`, pairs on which retrieval is measured: rows or a file with the columns `query` and
+            `passage`.
+        tokenizer: of a `model` of transformers.
         text, pair, label: the columns of the sentence, of a second one, and of the class or number.
         regression: whether the labels are numbers.
         max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's. If no limit is given at all,
@@ -86,21 +97,23 @@ def compress_model(
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
         uniform: whether all FFNs have one width, and heads and layers are kept.
-        steps: training steps of the student; 0: it is only compensated.
+        steps: training steps of the student; 0: it is only compensated; None: 250, of a sentence encoder 1,500.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         on_progress: called with the current piece of work and the fraction of it that is done.
 
     Raises:
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
+    given = {"train": train, "unlabeled": unlabeled, "embeddings": embeddings}
+    columns = {"text": text, "pair": pair, "label": label, "regression": regression}
+    _check(given, dev=dev, retrieval=retrieval, pair=pair, regression=regression, finetune_teacher=finetune_teacher)
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
-        files = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
-        table = {"train": str(files[0]), "dev": str(files[1]), "text": text, "label": label, "regression": regression}
+        rows = _write_rows(folder, given, dev, columns, (source, max_length, device))
         settings = {
             "teacher": source,
             "tasks": [OWN],
-            "rows": {OWN: table | ({"pair": pair} if pair else {})},
+            "rows": {OWN: rows},
             "max_length": max_length,
             "seed": seed,
             "space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency,
@@ -108,12 +121,48 @@ def compress_model(
             "space.max_size": max_size,
             "deployment.runtime": runtime,
             "deployment.threads": threads,
-            "final.steps": steps,
             "finetune.steps": finetune_teacher,
-        }
-        config = load_config(PRESET, settings)
-        out = folder / "student"
-        run = CompressRun(config=config, out=out, uniform=uniform, device=device)
+        } | ({} if steps is None else {"final.steps": steps})
+        run = CompressRun(
+            config=load_config(PRESET if embeddings is None else PRESET_OF_EMBEDDINGS, settings),
+            out=folder / "student",
+            uniform=uniform,
+            pairs=None if retrieval is None else pairs_of(retrieval),
+            device=device,
+        )
         if compress(run, on_progress, warnings.warn) is None:
             raise UserError("only the first of several processes has a result")
-        return Compressed.load(out)
+        return Compressed.load(run.out)
+
+
+def _check(given: Mapping[str, Any], **others: Any) -> None:
+    """Raise RowsError unless rows are given in one of the ways, with nothing that belongs to another one."""
+    names = [name for name, data in given.items() if data is not None]
+    if len(names) != 1:
+        said = f"not {' and '.join(names)}" if names else "there are no rows"
+        raise RowsError(f"give one of {', '.join(given)}; {said}")
+    for name, value in others.items():
+        if value is not None and value is not False and value != 0:
+            needs = "embeddings" if name == "retrieval" else "train"
+            if names != [needs]:
+                raise RowsError(f"{name}: belongs to {needs}, and cannot be combined with {names[0]}: leave it out")
+
+
+def _write_rows(
+    folder: Path, given: Mapping[str, Any], dev: Any, columns: Mapping[str, Any], labeling: tuple[str, int, str]
+) -> dict[str, Any]:
+    """Write the rows to files; returns the table of a configuration that describes them.
+
+    Args:
+        labeling: the classifier, the tokens to which texts are cut, and the device.
+    """
+    if given["train"] is not None:
+        table = {name: value for name, value in columns.items() if value}
+        named = [table[name] for name in ("text", "pair", "label") if name in table]
+        files = write_splits(folder, given["train"], dev, named)
+    else:
+        name = "unlabeled" if given["embeddings"] is None else "embeddings"
+        texts = texts_of(given[name], name, columns["text"])
+        files, classes = write_texts(folder, texts, labeling if name == "unlabeled" else None)
+        table = {"embeddings": True} if classes is None else {"labels": classes}
+    return table | dict(zip(SPLITS, map(str, files), strict=True))

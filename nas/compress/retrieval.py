@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
+from distill.encoders.family import family_of
+from distill.memory import rows_of
 from distill.table import Column, Table, difference, with_error
 from distill.tasks.encoding import encode_sentences
 from distill.tasks.metrics import NEAREST, Metric, paired_difference
@@ -18,7 +20,8 @@ from distill.tasks.types import EMBEDDINGS
 from distill.training.evaluation import rows_logits
 from distill.training.run import TEACHER
 from distill.training.sentences import compares_by_products, prompts_of
-from distill.training.teacher import check_positions, load_config, load_model, load_tokenizer, locate
+from distill.training.teacher import load_model, load_tokenizer, locate
+from nas.compress.rows import text_column
 from nas.final.run import STUDENT
 
 # The student's queries and the teacher's passages.
@@ -39,13 +42,18 @@ class Pairs:
     answers: tuple[frozenset[int], ...]
 
 
-def read_pairs(path: Path) -> Pairs:
-    """Read the columns `query` and `passage` of a table; a query may have several passages.
+def pairs_of(data: Any) -> Pairs:
+    """The pairs in the columns `query` and `passage` of a file or of rows in memory; a query may have several passages.
 
     Raises:
-        distill.tasks.readers.tables.TableError: it has no such columns, or cannot be read.
+        distill.tasks.readers.tables.TableError, distill.memory.RowsError: there are no such columns, or the file cannot
+            be read.
     """
-    columns = read_columns(path, ["query", "passage"])
+    if isinstance(data, str | Path):
+        columns = read_columns(Path(data), ["query", "passage"])
+    else:
+        rows = rows_of(data, "retrieval", ())
+        columns = {name: text_column(rows, "retrieval", name) for name in ("query", "passage")}
     numbers = {passage: number for number, passage in enumerate(dict.fromkeys(columns["passage"]))}
     answers: dict[str, set[int]] = {}
     for query, passage in zip(columns["query"], columns["passage"], strict=True):
@@ -79,7 +87,7 @@ def measure_retrieval(
 
     Args:
         teacher, student: their folders or names.
-        max_length: queries and passages are cut to this many tokens.
+        max_length: queries and passages are cut to this many tokens, and to the teacher's positions.
     """
     prompts = prompts_of(locate(teacher))
     found = {
@@ -102,25 +110,19 @@ def measure_retrieval(
     return result
 
 
-def check_lengths(pairs: Pairs, teacher: str, max_length: int) -> None:
-    """Raise UserError if queries or passages have more tokens than the teacher has positions."""
-    texts = [*pairs.queries, *pairs.passages]
-    rows = encode_sentences(load_tokenizer(teacher), texts, None, max_length, task_type=EMBEDDINGS)
-    check_positions(teacher, load_config(teacher), int(rows.lengths.max()), f"--max-length {max_length}")
-
-
 def _vectors(source: str, texts: Sequence[str], max_length: int, accelerator: Accelerator) -> np.ndarray:
     """The vectors (N, D), of length 1 unless the encoder compares by products."""
     model, tokenizer = load_model(source, (), EMBEDDINGS, new_head=False), load_tokenizer(source)
-    rows = encode_sentences(tokenizer, texts, None, max_length, task_type=EMBEDDINGS)
+    length = min(max_length, family_of(model).positions(model.config))
+    rows = encode_sentences(tokenizer, texts, None, length, task_type=EMBEDDINGS)
     vectors_ND = rows_logits(model, rows, tokenizer.pad_token_id, accelerator)
     if compares_by_products(locate(source)):
         return vectors_ND
     return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
 
 
-def retrieval_table(pairs: Pairs, measured: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The measurements as a table, with the paired differences of the first metric."""
+def retrieval_table(metrics: Mapping[str, Any]) -> Table:
+    """The measurements in metrics.json as a table, with the paired differences of the first metric."""
     first = METRICS[0]
     columns = (
         Column("vectors", is_text=True),
@@ -128,6 +130,7 @@ def retrieval_table(pairs: Pairs, measured: Mapping[str, Mapping[str, Any]]) -> 
         Column(f"{first} − {TEACHER}'s", lambda row: difference((row["value"], row["standard_error"]))),
     )
     rows = [
-        (name, *(row[metric] for metric in METRICS), row[first].get("difference")) for name, row in measured.items()
+        (name, *(row[metric] for metric in METRICS), row[first].get("difference"))
+        for name, row in metrics["retrieval"].items()
     ]
-    return Table(columns, rows, f"{len(pairs.queries):,} queries, {len(pairs.passages):,} passages")
+    return Table(columns, rows, f"{metrics['queries']:,} queries, {metrics['passages']:,} passages")

@@ -6,8 +6,10 @@ Dimensions: N tokens without padding; E channels of the input of a linear layer;
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -42,6 +44,30 @@ class Moments:
 
 class MomentsError(UserError, ValueError):
     """The activations of a model have no finite moments, or its predictions do not depend on them."""
+
+
+@dataclass(frozen=True)
+class FisherMatrices:
+    """The Fisher information matrices (D, D), as `Moments.metric_DD`, of the outputs of the layers of a model.
+
+    Attributes:
+        ffns: `[layer]`, of `project` of the lowest block.
+        attentions: `[layer]`, of the attention's output projection.
+    """
+
+    ffns: Sequence[Tensor]
+    attentions: Sequence[Tensor]
+
+    @classmethod
+    def load(cls, path: Path) -> "FisherMatrices":
+        """Read what `save` has written."""
+        both = load_file(path)
+        return cls(both["ffns"].double(), both["attentions"].double())
+
+    def save(self, path: Path) -> None:
+        """Write them in float32."""
+        both = {"ffns": self.ffns, "attentions": self.attentions}
+        save_file({name: torch.stack([*matrices]).float() for name, matrices in both.items()}, path)
 
 
 class ModelMoments:
@@ -82,36 +108,12 @@ class ModelMoments:
         """Those of the output projection of every attention: `[layer]`."""
         return [self._sums[place].moments(place) for place in self._attentions]
 
-
-@dataclass(frozen=True)
-class FisherMatrices:
-    """The Fisher information matrices (D, D), as `Moments.metric_DD`, of the outputs of the layers of a model.
-
-    Attributes:
-        ffns: `[layer]`, of `project` of the lowest block.
-        attentions: `[layer]`, of the attention's output projection.
-    """
-
-    ffns: Sequence[Tensor]
-    attentions: Sequence[Tensor]
-
-
-def fisher_matrices(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> FisherMatrices:
-    """Those of all layers in one pass, with arguments and errors as for `ModelMoments`."""
-    layers = encoder_layers(model)
-    maps = {f"layer {i}": layer.ffn[0].project for i, layer in enumerate(layers)}
-    maps |= {f"layer {i}, attention": part(layer, family_of(model).output) for i, layer in enumerate(layers)}
-    sums = {place: torch.zeros(linear.out_features, linear.out_features).double() for place, linear in maps.items()}
-    tokens = 0
-    for batch, values in gradients(model, batches, loss, {place: (linear, OUTPUT) for place, linear in maps.items()}):
-        valid_BT = batch["attention_mask"].bool()
-        tokens += int(valid_BT.sum())
-        for place, (_, gradient_BTD) in values.items():
-            if gradient_BTD is not None:
-                gradient_ND = gradient_BTD[valid_BT]
-                sums[place] += (gradient_ND.t() @ gradient_ND).double().cpu()
-    matrices = [_checked(place, sum_DD / tokens if tokens else None) for place, sum_DD in sums.items()]
-    return FisherMatrices(matrices[: len(layers)], matrices[len(layers) :])
+    def fisher_matrices(self) -> FisherMatrices:
+        """The metrics alone."""
+        lowest = [next(iter(of_layer)) for of_layer in self._ffns]
+        return FisherMatrices(
+            *([self._sums[place].metric(place) for place in some] for some in (lowest, self._attentions))
+        )
 
 
 def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
@@ -156,8 +158,11 @@ class _Sums:
         if gradient_ND is not None:
             self.metric_DD += (gradient_ND.t() @ gradient_ND).double().cpu()
 
+    def metric(self, place: str) -> Tensor:
+        return _checked(place, self.metric_DD / self.tokens if self.tokens else None)
+
     def moments(self, place: str) -> Moments:
-        metric_DD = _checked(place, self.metric_DD / self.tokens if self.tokens else None)
+        metric_DD = self.metric(place)
         assert self.shift_E is not None
         offset_E = self.sum_E / self.tokens
         mean_E = offset_E + self.shift_E.double().cpu()

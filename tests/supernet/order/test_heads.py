@@ -14,7 +14,7 @@ from distill.encoders.parts import encoder_layers, part
 from search_spaces import GELU, Architecture
 from supernet.build import base_of_teacher, build
 from supernet.order.importance import sort_heads, summed_loss
-from supernet.order.moments import ModelMoments, Moments, MomentsError, fisher_matrices, sampled_loss
+from supernet.order.moments import ModelMoments, Moments, MomentsError, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
 from supernet.order.prediction import predicted_losses_of_heads
 from supernet.order.reconstruction import forward_selection_of_heads
@@ -162,7 +162,7 @@ def error(residuals_ND: np.ndarray, metric_DD: Tensor) -> float:
 
 
 def test_predicted_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
-    losses = predicted_losses_of_heads(model, BATCHES, fisher_matrices(model, BATCHES, sampled_loss(0)))
+    losses = predicted_losses_of_heads(model, BATCHES, ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices())
     assert [len(layer) for layer in losses] == [HEADS + 1] * BASE.depth
     for layer in range(BASE.depth):
         x, context, output = attended(model, layer)
@@ -184,8 +184,8 @@ def test_predicted_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> N
 
 def test_what_has_no_prediction(model: nn.Module) -> None:
     with pytest.raises(MomentsError, match="no tokens"):
-        fisher_matrices(model, [], sampled_loss(0))
+        ModelMoments(model, [], sampled_loss(0)).fisher_matrices()
     with torch.no_grad():
         model.get_submodule("classifier").apply(lambda module: [part.zero_() for part in module.parameters()])
-    with pytest.raises(MomentsError, match="layer 0: the predictions do not depend on its output"):
-        predicted_losses_of_heads(model, BATCHES, fisher_matrices(model, BATCHES, sampled_loss(0)))
+    with pytest.raises(MomentsError, match="layer 0, block 0: the predictions do not depend on its output"):
+        predicted_losses_of_heads(model, BATCHES, ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices())
