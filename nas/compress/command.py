@@ -25,6 +25,7 @@ from foundation.errors import UserError
 from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.values import count
+from nas.export.hub import add_push_options, hub_name, publication_of
 
 PRESET, PRESET_OF_EMBEDDINGS = "compress", "compress-embeddings"
 # The name of the task of the user's own rows.
@@ -62,6 +63,7 @@ def parser() -> Parser:
     first = "first fine-tune the teacher on the rows for this many steps (default: 0)"
     training.add_argument("--finetune-teacher", type=int, metavar="STEPS", help=first)
     training.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: 0)")
+    add_push_options(result.add_argument_group("hub").add_argument)
     add_device_option(result)
     add_output_options(result, "the content of metrics.json")
     return result
@@ -120,9 +122,11 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
+    options.words = ("ffn-compress", *(sys.argv[1:] if argv is None else argv))
 
     def command() -> int:
         check(options)
+        publication_of(options).check(hub_name(options.checkpoint))
         with loading(options.quiet):
             from transformers.utils import logging as transformers_logging
         transformers_logging.set_verbosity_error()
@@ -165,24 +169,34 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
         from distill.training.progress import Progress
         from nas.compress.retrieval import pairs_of, retrieval_table
         from nas.compress.run import CompressRun, compress
+        from nas.export.run import publish
 
     check_new(options.out)
+    publication = publication_of(options)
     pairs = options.retrieval and pairs_of(options.retrieval)
     make(options.out)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     with Progress(console, options.quiet) as progress:
         given = {"uniform": options.uniform, "pairs": pairs, "device": options.device}
         metrics = compress(CompressRun(config=config, out=options.out, **given), progress.update, progress.result)
-    if metrics is None:
-        return DONE
+        if metrics is None:
+            return DONE
+        if publication.repo:
+            progress.update("uploading", None)
+            metrics["url"] = publish(options.out, publication, _without_folders(options))
     if options.json:
         print(json.dumps(metrics, indent=2))
     else:
         show_measurements(console, metrics, f"{config.task}: ")
         if pairs:
             retrieval_table(metrics).print(console)
-        console.print(f"wrote {options.out}")
+        console.print(", and ".join([f"wrote {options.out}", *([metrics["url"]] if publication.repo else [])]))
     return DONE
+
+
+def _without_folders(options: argparse.Namespace) -> list[str]:
+    """The words of the command line, with names in place of the paths of this machine."""
+    return [Path(word).name if word.startswith("/") or Path(word).exists() else word for word in options.words]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from nas.compress.retrieval import pairs_of, retrieval_table
 from nas.compress.rows import texts_of, write_texts
 from nas.compress.run import CompressRun, compress
 from nas.config.load import load_config
+from nas.export.hub import NOT_THERE, Publication
+from nas.export.run import publish
 from nas.report.drawing import svg
 from search_spaces.architecture import Architecture
 
@@ -51,6 +53,23 @@ class Compressed(Distilled):
     def save(self, folder: str | Path) -> None:
         super().save(folder)
         self.architecture.save(Path(folder) / ARCHITECTURE_FILE)
+
+    def push_to_hub(self, repo: str, *, licence: str, base_model: str | None, private: bool = False) -> str:
+        """Upload what `save` writes to the Hugging Face hub, with a model card; returns its address.
+
+        Args:
+            repo: its name there, "organization/name".
+            licence: the identifier of its licence on the hub, such as "apache-2.0".
+            base_model: the name on the hub of the model that it was made from; None: it is not there.
+
+        Raises:
+            UserError: a name is wrong, or the hub does not take it.
+        """
+        publication = Publication(repo, licence, base_model or NOT_THERE, private)
+        publication.check(None)
+        with scratch_folder() as folder:
+            self.save(folder / "student")
+            return publish(folder / "student", publication)
 
 
 def compress_model(
