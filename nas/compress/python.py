@@ -161,7 +161,7 @@ def _check(given: Mapping[str, Any], **others: Any) -> None:
         said = f"not {' and '.join(names)}" if names else "there are no rows"
         raise RowsError(f"give one of {', '.join(given)}; {said}")
     for name, value in others.items():
-        if value is not None and value is not False and value != 0:
+        if value is not None and not (isinstance(value, int) and value == 0):
             needs = "embeddings" if name == "retrieval" else "train"
             if names != [needs]:
                 raise RowsError(f"{name}: belongs to {needs}, and cannot be combined with {names[0]}: leave it out")

@@ -88,10 +88,11 @@ def _in_one_line(before: str = "") -> Iterator[None]:
     """
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    # The first base is the error of the HTTP library, which depends on the version: the hub cannot be reached.
+    # That of the HTTP library, which depends on the version: the hub cannot be reached.
+    error_of_http: Any = HfHubHTTPError.__bases__[0]
     try:
         yield
-    except (HfHubHTTPError.__bases__[0], HFValidationError, OSError) as error:
+    except (error_of_http, HFValidationError, OSError) as error:
         raise HubError(f"--push: {before}{' '.join(str(error).split())}") from error
 
 

@@ -1,4 +1,4 @@
-"""Publishing on the hub: what is refused before any work, and uploads to a local HTTP server that stands for the hub."""
+"""Publishing on the hub: what is refused before any work, and uploads to a local server that stands for the hub."""
 
 import base64
 import json
