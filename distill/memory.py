@@ -1,6 +1,7 @@
 """Models and rows that are in memory, as folders and files for the commands."""
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -41,8 +42,8 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def source_of(model: Any, tokenizer: Any, folder: Path) -> str:
-    """The folder or name of a model. One in memory is saved in `folder`, in float32, wherever and in whatever precision
-    it is.
+    """The folder or name of a model. One in memory is saved in `folder`, wherever it is; a model of transformers in
+    float32, whatever its precision.
 
     Raises:
         ModelError: it is no model, or has no tokenizer or one too many.
@@ -51,9 +52,17 @@ def source_of(model: Any, tokenizer: Any, folder: Path) -> str:
         if tokenizer is not None:
             raise ModelError("tokenizer: a folder or name has its own; leave it out")
         return str(model)
+    sentence_transformers = sys.modules.get("sentence_transformers")  # loaded if the model is one of its own
+    if sentence_transformers is not None and isinstance(model, sentence_transformers.SentenceTransformer):
+        if tokenizer is not None:
+            raise ModelError("tokenizer: a SentenceTransformer has its own; leave it out")
+        model.save(str(folder), create_model_card=False)
+        return str(folder)
     if not isinstance(model, PreTrainedModel):
         kind = type(model).__name__
-        raise ModelError(f"model: must be a model of transformers, a folder or a name, not {kind}")
+        raise ModelError(
+            f"model: must be a model of transformers, a SentenceTransformer, a folder or a name, not {kind}"
+        )
     if tokenizer is None:
         raise ModelError("tokenizer: give that of the model")
     weights = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}

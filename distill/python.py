@@ -1,7 +1,7 @@
 """`distil`: train a student from a teacher, with models and rows that are in memory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 from distill.__main__ import parser, plan
 from distill.command.report import measurement_table, show_measurements, train_models, write_metrics
 from distill.memory import ModelError, naming_memory, quiet_transformers, source_of, write_splits
-from distill.tasks.types.embeddings import POOLING
+from distill.table import Table
 from distill.training.layout import METRICS_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
+from distill.training.sentences import MODULES, read_modules
 from distill.training.teacher import load_tokenizer, load_unchanged
 from foundation.errors import UserError
 from foundation.files import read_json, save_pretrained, scratch_folder
@@ -28,23 +29,31 @@ class Distilled:
         student: the model, in eval mode; a model of transformers.
         tokenizer: its tokenizer.
         metrics: scores, costs and latencies of teacher and student, as metrics.json has them.
+        modules: of a sentence encoder, the further files of its folder, by their paths in it.
     """
 
     student: PreTrainedModel
     tokenizer: Any
     metrics: Mapping[str, Any]
+    modules: Mapping[str, bytes] = field(default_factory=dict)
 
     def table(self, width: int = 120) -> str:
         """The scores, costs and latencies of teacher and student as text."""
         console = Console(highlight=False, markup=False, emoji=False, width=width, record=True, file=StringIO())
-        show_measurements(console, self.metrics, "")
+        show_measurements(console, self.metrics)
+        for further in self.tables()[1:]:
+            further.print(console)
         return console.export_text()
+
+    def tables(self) -> list[Table]:
+        """What was measured, as tables."""
+        return [measurement_table(self.metrics)]
 
     def __repr__(self) -> str:
         return self.table()
 
     def _repr_html_(self) -> str:
-        return measurement_table(self.metrics).html()
+        return "".join(table.html() for table in self.tables())
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -57,18 +66,19 @@ class Distilled:
             raise UserError(f"{folder} is not a finished checkpoint: it has no {METRICS_FILE}")
         with quiet_transformers():
             student, tokenizer = load_unchanged(str(folder)).eval(), load_tokenizer(str(folder))
-        return cls(student=student, tokenizer=tokenizer, metrics=read_json(Path(folder) / METRICS_FILE))
+        modules = read_modules(Path(folder)) if (Path(folder) / MODULES).is_file() else {}
+        metrics = read_json(Path(folder) / METRICS_FILE)
+        return cls(student=student, tokenizer=tokenizer, metrics=metrics, modules=modules)
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint that transformers loads by itself, with the measurements.
-
-        Raises:
-            UserError: it is a sentence encoder, whose folder has more files than are known here.
+        """Write a checkpoint that transformers loads by itself, with the measurements; of a sentence encoder, a folder
+        of sentence-transformers.
         """
-        if hasattr(self.student.config, POOLING):
-            raise UserError("a sentence encoder is saved by nas.compress alone: copy the folder that it wrote")
         with quiet_transformers():
             save_pretrained(Path(folder), self.student, self.tokenizer)
+        for path, content in self.modules.items():
+            (Path(folder) / path).parent.mkdir(exist_ok=True)
+            (Path(folder) / path).write_bytes(content)
         write_metrics(Path(folder), self.metrics)
 
 

@@ -27,6 +27,7 @@ ATTACHED = ("LICENSE", "examples/*.py", "examples/*.ipynb", "results/*.json", "r
 GUIDES: dict[str, str | dict[str, str]] = {
     "Home": "index.md",
     "The idea": "idea.md",
+    "Recipes": "recipes.md",
     "Without a search": "compress.md",
     "Sentence encoders": "sentence_encoders.md",
     "Rerankers": "rerankers.md",

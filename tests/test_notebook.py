@@ -1,4 +1,4 @@
-"""The notebook in examples/ runs, as Jupyter would run it, and is kept without outputs."""
+"""The notebooks in examples/ run, as Jupyter would run them, and are kept without outputs."""
 
 import ast
 import json
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import requirements
 from tests.checkout import ROOT
 
-NOTEBOOK = ROOT / "examples" / "compress.ipynb"
+CLASSIFIER, SENTENCE_ENCODER = (ROOT / "examples" / f"{name}.ipynb" for name in ("compress", "sentence_encoder"))
 # Runs the cells in order, and prints how the last expression of each is shown, which Jupyter does.
 RUN = """
 import ast, json, sys, time
@@ -31,35 +32,57 @@ for number, cell in enumerate(cells):
 """
 
 
-def code_cells() -> list[dict[str, object]]:
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+def code_cells(notebook: Path) -> list[dict[str, object]]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-def test_the_notebook_has_no_outputs() -> None:
-    for cell in code_cells():
+def shown_by(notebook: Path, folder: Path) -> tuple[list[dict[str, str]], str]:
+    """How the cells' last expressions are shown if the notebook runs in this folder, and all that it prints."""
+    result = subprocess.run(
+        [sys.executable, "-c", RUN, notebook],
+        cwd=folder,
+        env=os.environ | {"FFN_NAS_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    shown = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"cell"')]
+    assert len(shown) == len(code_cells(notebook))
+    return shown, result.stdout
+
+
+@pytest.mark.parametrize("notebook", [CLASSIFIER, SENTENCE_ENCODER], ids=lambda notebook: notebook.stem)
+def test_a_notebook_has_no_outputs(notebook: Path) -> None:
+    for cell in code_cells(notebook):
         assert (cell["outputs"], cell["execution_count"], cell["metadata"]) == ([], None, {})
         ast.parse("".join(cell["source"]))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path) -> None:
+def test_a_classifier(tmp_path: Path) -> None:
     """It shows tables and drawings; the student that is a third as fast stays close to the teacher."""
-    result = subprocess.run(
-        [sys.executable, "-c", RUN, NOTEBOOK],
-        cwd=tmp_path,
-        env=os.environ | {"FFN_NAS_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    shown = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert len(shown) == len(code_cells())
+    shown, printed = shown_by(CLASSIFIER, tmp_path)
     assert [bool(cell["html"]) for cell in shown] == [True, True, True, False, False, False, False]
     assert "<table>" in shown[1]["html"] and "<svg" in shown[2]["html"]
-    assert "ONNX's logits differ from torch's by at most" in result.stdout
+    assert "ONNX's logits differ from torch's by at most" in printed
     assert "torch" in shown[-1]["text"] and "scipy" in shown[-1]["text"]
     models = json.loads((tmp_path / "student" / "metrics.json").read_text())["models"]
     assert models["teacher"]["accuracy"]["value"] > 0.6
     assert models["student"]["accuracy"]["value"] > models["teacher"]["accuracy"]["value"] - 0.06
     assert models["student"]["latency_ms"] < 0.6 * models["teacher"]["latency_ms"]
+
+
+@pytest.mark.slow
+def test_a_sentence_encoder(tmp_path: Path) -> None:
+    """It shows both tables and the drawing; the student finds nearly as much in the teacher's index."""
+    requirements.module("sentence_transformers", "demo")
+    shown, printed = shown_by(SENTENCE_ENCODER, tmp_path)
+    (html,) = [cell["html"] for cell in shown if cell["html"]]
+    assert html.count("<table>") == 2 and "<svg" in html
+    metrics = json.loads((tmp_path / "student" / "metrics.json").read_text())
+    student, retrieval = metrics["models"]["student"], metrics["retrieval"]
+    assert student["cosine"]["value"] > 0.8
+    assert "mean cosine of the vectors: 0." in printed
+    asymmetric = retrieval["student's queries, teacher's passages"]["ndcg@10"]["value"]
+    assert asymmetric > retrieval["teacher"]["ndcg@10"]["value"] - 0.1

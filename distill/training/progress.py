@@ -1,6 +1,7 @@
 """Progress display on the terminal, and logging of losses for TensorBoard."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
+
+# Where there is no terminal, a line says what goes on after this many seconds without one.
+SILENCE = 25.0
 
 # A progress callback, called with a description of the current piece of work and the fraction of it that is done, or
 # None if that is unknown.
@@ -28,7 +32,8 @@ def clock(seconds: float) -> str:
 
 class Progress:
     """Prints a line for every piece of work that is finished. On a terminal, a live view below these lines shows the
-    piece in progress; elsewhere lines say how far it is.
+    piece in progress; elsewhere lines say how far it is, at every quarter and after every `SILENCE` seconds without a
+    line.
 
     Args:
         console: by default one on stdout.
@@ -46,10 +51,14 @@ class Progress:
         self.first_fraction = 0.0
         self.since = self.begun
         self.last_printed = 0.0
+        # The time of the last line, and what the thread that breaks the silence waits for.
+        self.said, self.closed, self.lock = self.begun, threading.Event(), threading.Lock()
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.quiet:
             self.status.start()
+        elif not self.quiet:
+            threading.Thread(target=self._break_silence, daemon=True).start()
         return self
 
     def __exit__(
@@ -58,9 +67,25 @@ class Progress:
         if kind is None:
             self.finish()
         self.status.stop()
+        self.closed.set()
+
+    def _break_silence(self) -> None:
+        """Say how far the work is whenever nothing was said for `SILENCE` seconds."""
+        while not self.closed.wait(max(0.0, self.said + SILENCE - time.monotonic())):
+            with self.lock:
+                if time.monotonic() - self.said >= SILENCE:
+                    self.said = time.monotonic()
+                    if self.is_working:
+                        self.say("; ".join(map(str.strip, self.lines())))
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a piece of work is in progress."""
+        return self.what is not None
 
     def say(self, text: str) -> None:
         """Print a line."""
+        self.said = time.monotonic()
         if not self.quiet:
             self.console.print(text)
 
@@ -70,12 +95,13 @@ class Progress:
 
     def update(self, what: str, fraction: float | None) -> None:
         """The progress callback: show that a `fraction` of `what` is done; None if the fraction is unknown."""
-        if what != self.what:
-            self.finish()
-            self.what, self.since, self.last_printed = what, time.monotonic(), 0.0
-            # A resumed training starts in the middle.
-            self.first_fraction = fraction or 0.0
-        self.fraction = fraction
+        with self.lock:
+            if what != self.what:
+                self.finish()
+                self.what, self.since, self.last_printed = what, time.monotonic(), 0.0
+                # A resumed training starts in the middle.
+                self.first_fraction = fraction or 0.0
+            self.fraction = fraction
         if not self.console.is_terminal and fraction and fraction >= self.last_printed + 0.25:
             self.last_printed = fraction
             self.say(self.line())

@@ -121,6 +121,14 @@ def copy_modules(source: str, out: Path) -> None:
         shutil.copyfile(folder / PROMPTS, out / PROMPTS)
 
 
+def read_modules(folder: Path) -> dict[str, bytes]:
+    """The files by which a folder with an encoder is a SentenceTransformer, by their paths in it."""
+    files = [folder / name for name in (MODULES, TRANSFORMER, PROMPTS)]
+    for module in _modules(folder)[1:]:
+        files += (folder / module["path"]).glob("*")
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}
+
+
 def _stored(file: Path) -> dict[str, Any]:
     return dict(read_json(file)) if file.is_file() else {}
 

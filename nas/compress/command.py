@@ -26,6 +26,7 @@ from foundation.errors import UserError
 from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.values import count
+from nas.export.hub import add_push_options, hub_name, publication_of
 
 PRESET = "compress"
 # The name of the task of the user's own rows.
@@ -70,6 +71,7 @@ def parser() -> Parser:
     first = "first fine-tune the teacher on the rows for this many steps (default: 0)"
     training.add_argument("--finetune-teacher", type=int, metavar="STEPS", help=first)
     training.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: 0)")
+    add_push_options(result.add_argument_group("hub").add_argument)
     add_device_option(result)
     add_output_options(result, "the content of metrics.json")
     return result
@@ -129,9 +131,11 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
+    options.words = ("ffn-compress", *(sys.argv[1:] if argv is None else argv))
 
     def command() -> int:
         check(options)
+        publication_of(options).check(hub_name(options.checkpoint))
         with loading(options.quiet):
             from transformers.utils import logging as transformers_logging
         transformers_logging.set_verbosity_error()
@@ -149,24 +153,24 @@ def _without_labels(options: argparse.Namespace) -> int:
         from distill.memory import write_rows
         from distill.tasks.readers.tables import read_columns
         from foundation.files import scratch_folder
-        from nas.compress.rows import predicted_labels, read_lines
+        from nas.compress.rows import read_lines, write_texts
 
     check_new(options.out)
     config_of(options)  # before the texts are labeled
-    classes = None
-    if options.reranking is not None:
-        options.text, options.pair = QUERY, PASSAGE
-        columns = read_columns(options.reranking, [QUERY, PASSAGE])
-        rows = [dict(zip(columns, pair, strict=True)) for pair in dict.fromkeys(zip(*columns.values(), strict=True))]
-    else:
-        texts = read_lines(options.unlabeled or options.embeddings)
-        rows = [{"sentence": text} for text in texts]
-    if options.unlabeled is not None:
-        labels, classes = predicted_labels(options.checkpoint, texts, options.max_length, options.device)
-        options.multi_label = isinstance(labels[0], list)
-        rows = [row | {"label": label} for row, label in zip(rows, labels, strict=True)]
     with scratch_folder() as folder:
-        options.train, options.dev = write_rows(folder, rows, by=options.pair and options.text)
+        classes = None
+        if options.reranking is not None:
+            options.text, options.pair = QUERY, PASSAGE
+            columns = read_columns(options.reranking, [QUERY, PASSAGE])
+            pairs = dict.fromkeys(zip(*columns.values(), strict=True))
+            rows = [dict(zip(columns, pair, strict=True)) for pair in pairs]
+            options.train, options.dev = write_rows(folder, rows, by=options.text)
+        else:
+            texts = read_lines(options.unlabeled or options.embeddings)
+            labeling = (options.checkpoint, options.max_length, options.device) if options.embeddings is None else None
+            table = write_texts(folder, texts, labeling)
+            options.train, options.dev = Path(table["train"]), Path(table["dev"])
+            classes, options.multi_label = table.get("labels"), table.get("multi_label")
         options.unlabeled = None
         config = config_of(options)
         own = {OWN: config.rows[OWN].model_copy(update={"labels": classes})}
@@ -182,37 +186,38 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
 
         from rich.console import Console
 
-        from distill.command.report import show_measurements, write_metrics
-        from distill.training.loop import make_accelerator
+        from distill.command.report import show_measurements
         from distill.training.progress import Progress
-        from nas.compress.retrieval import check_lengths, measure, read_pairs, retrieval_table
+        from nas.compress.retrieval import pairs_of, retrieval_table
         from nas.compress.run import CompressRun, compress
+        from nas.export.run import publish
 
     check_new(options.out)
-    pairs = options.retrieval and read_pairs(options.retrieval, ranked=options.reranking is not None)
-    if pairs:
-        check_lengths(pairs, config.teacher, config.max_length)
+    publication = publication_of(options)
+    pairs = options.retrieval and pairs_of(options.retrieval, ranked=options.reranking is not None)
     make(options.out)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
     with Progress(console, options.quiet) as progress:
-        run = CompressRun(config=config, out=options.out, uniform=options.uniform, device=options.device)
-        metrics = compress(run, progress.update, progress.result)
+        given = {"uniform": options.uniform, "pairs": pairs, "device": options.device}
+        metrics = compress(CompressRun(config=config, out=options.out, **given), progress.update, progress.result)
         if metrics is None:
             return DONE
-        if pairs:
-            progress.update("measuring retrieval", None)
-            accelerator = make_accelerator(options.device, config.mixed_precision)
-            found = measure(pairs, config.teacher, str(options.out), config.max_length, accelerator)
-            metrics["retrieval"] = found
-            write_metrics(options.out, metrics)
+        if publication.repo:
+            progress.update("uploading", None)
+            metrics["url"] = publish(options.out, publication, _without_folders(options))
     if options.json:
         print(json.dumps(metrics, indent=2))
     else:
         show_measurements(console, metrics, f"{config.task}: ")
         if pairs:
-            retrieval_table(pairs, metrics["retrieval"]).print(console)
-        console.print(f"wrote {options.out}")
+            retrieval_table(metrics).print(console)
+        console.print(", and ".join([f"wrote {options.out}", *([metrics["url"]] if publication.repo else [])]))
     return DONE
+
+
+def _without_folders(options: argparse.Namespace) -> list[str]:
+    """The words of the command line, with names in place of the paths of this machine."""
+    return [Path(word).name if word.startswith("/") or Path(word).exists() else word for word in options.words]
 
 
 if __name__ == "__main__":

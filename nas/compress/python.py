@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
-from distill.command.report import measurement_table
-from distill.memory import SPLITS, naming_memory, quiet_transformers, source_of, write_splits
+from distill.memory import SPLITS, RowsError, naming_memory, quiet_transformers, source_of, write_splits
 from distill.python import Distilled
+from distill.table import Table
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
 from foundation.errors import UserError
 from foundation.files import scratch_folder
 from nas.compress.command import OWN, PRESET
+from nas.compress.retrieval import pairs_of, retrieval_table
+from nas.compress.rows import texts_of, write_texts
 from nas.compress.run import CompressRun, compress
 from nas.config.load import load_config
+from nas.export.hub import NOT_THERE, Publication
+from nas.export.run import publish
 from nas.report.drawing import svg
 from search_spaces.architecture import Architecture
 
@@ -32,8 +34,11 @@ class Compressed(Distilled):
 
     architecture: Architecture
 
+    def tables(self) -> list[Table]:
+        return [*super().tables(), *([retrieval_table(self.metrics)] if "retrieval" in self.metrics else [])]
+
     def _repr_html_(self) -> str:
-        return measurement_table(self.metrics).html() + svg(self.architecture)
+        return super()._repr_html_() + svg(self.architecture)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Compressed":
@@ -49,12 +54,32 @@ class Compressed(Distilled):
         super().save(folder)
         self.architecture.save(Path(folder) / ARCHITECTURE_FILE)
 
+    def push_to_hub(self, repo: str, *, licence: str, base_model: str | None, private: bool = False) -> str:
+        """Upload what `save` writes to the Hugging Face hub, with a model card; returns its address.
+
+        Args:
+            repo: its name there, "organization/name".
+            licence: the identifier of its licence on the hub, such as "apache-2.0".
+            base_model: the name on the hub of the model that it was made from; None: it is not there.
+
+        Raises:
+            UserError: a name is wrong, or the hub does not take it.
+        """
+        publication = Publication(repo, licence, base_model or NOT_THERE, private)
+        publication.check(None)
+        with scratch_folder() as folder:
+            self.save(folder / "student")
+            return publish(folder / "student", publication)
+
 
 def compress_model(
-    model: PreTrainedModel | str | Path,
-    train: Any,
+    model: Any,
+    train: Any = None,
     dev: Any = None,
     *,
+    unlabeled: Any = None,
+    embeddings: Any = None,
+    retrieval: Any = None,
     tokenizer: Any = None,
     text: str = "sentence",
     pair: str | None = None,
@@ -70,7 +95,7 @@ def compress_model(
     runtime: str = "torch",
     threads: int | None = None,
     uniform: bool = False,
-    steps: int = 250,
+    steps: int | None = None,
     finetune_teacher: int = 0,
     max_length: int = 128,
     device: str = "auto",
@@ -80,10 +105,14 @@ def compress_model(
     """Make a model smaller and faster, as `python -m nas.compress` does. The model itself is not changed.
 
     Args:
-        model: an encoder with a trained head for this task, or its folder or name on the hub.
+        model: an encoder with a trained head for this task, or its folder or name on the hub; or a SentenceTransformer.
         train, dev: labeled rows: a `datasets.Dataset`, a pandas data frame or a list of dictionaries. Without `dev`,
             every tenth row of `train` is measured on instead of trained on.
-        tokenizer: of a `model` that is no folder or name.
+        unlabeled, embeddings: in place of `train`, texts, as rows, a list or a text file, from which the student learns
+            what a classifier predicts, or the vectors of a sentence encoder. Every tenth is measured on.
+        retrieval: with `embeddings`, pairs on which retrieval is measured: rows or a file with the columns `query` and
+            `passage`; with `reranking` all pairs to rank, with a third column, `relevant` (0 or 1).
+        tokenizer: of a `model` of transformers.
         text, pair, label: the columns of the sentence, of a second one, and of the class or number.
         regression, multi_label: whether the labels are numbers, or lists of any number of classes.
         reranking: whether the model is a reranker, of which the student learns the scores of `text`, a query, and
@@ -95,24 +124,27 @@ def compress_model(
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
         uniform: whether all FFNs have one width, and heads and layers are kept.
-        steps: training steps of the student; 0: it is only compensated.
+        steps: training steps of the student; 0: it is only compensated; None: 250, of vectors and scores 1,500.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         on_progress: called with the current piece of work and the fraction of it that is done.
 
     Raises:
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
+    given = {"train": train, "unlabeled": unlabeled, "embeddings": embeddings}
+    columns: dict[str, Any] = {"text": text, "pair": pair, "label": label}
+    columns |= {"regression": regression, "reranking": reranking}
+    columns |= {"multi_label": multi_label, "threshold": threshold, "class_weights": class_weights}
+    of_train = {"dev": dev, "pair": pair, "regression": regression, "reranking": reranking, "multi_label": multi_label}
+    of_train |= {"class_weights": class_weights, "finetune_teacher": finetune_teacher}
+    _check(given, **of_train, **({} if reranking else {"retrieval": retrieval}))
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
-        columns = (text, *([pair] if pair else ()), *(() if reranking else [label]))
-        files = write_splits(folder, train, dev, columns, by=text if reranking else None)
-        table: dict[str, Any] = {"text": text, "pair": pair, "label": label, "threshold": threshold}
-        table |= {"regression": regression, "reranking": reranking, "multi_label": multi_label}
-        table |= {"class_weights": class_weights, **dict(zip(SPLITS, map(str, files), strict=True))}
+        rows = _write_rows(folder, given, dev, columns, (source, max_length, device))
         settings = {
             "teacher": source,
             "tasks": [OWN],
-            "rows": {OWN: {name: value for name, value in table.items() if value is not None}},
+            "rows": {OWN: rows},
             "max_length": max_length,
             "seed": seed,
             "space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency,
@@ -120,11 +152,49 @@ def compress_model(
             "space.max_size": max_size,
             "deployment.runtime": runtime,
             "deployment.threads": threads,
-            "final.steps": steps,
             "finetune.steps": finetune_teacher,
-        }
-        config, out = load_config(f"{PRESET}-reranking" if reranking else PRESET, settings), folder / "student"
-        run = CompressRun(config=config, out=out, uniform=uniform, device=device)
+        } | ({} if steps is None else {"final.steps": steps})
+        preset = f"{PRESET}-embeddings" if embeddings is not None else f"{PRESET}-reranking" if reranking else PRESET
+        run = CompressRun(
+            config=load_config(preset, settings),
+            out=folder / "student",
+            uniform=uniform,
+            pairs=None if retrieval is None else pairs_of(retrieval, ranked=reranking),
+            device=device,
+        )
         if compress(run, on_progress, warnings.warn) is None:
             raise UserError("only the first of several processes has a result")
-        return Compressed.load(out)
+        return Compressed.load(run.out)
+
+
+def _check(given: Mapping[str, Any], **others: Any) -> None:
+    """Raise RowsError unless rows are given in one of the ways, with nothing that belongs to another one."""
+    names = [name for name, data in given.items() if data is not None]
+    if len(names) != 1:
+        said = f"not {' and '.join(names)}" if names else "there are no rows"
+        raise RowsError(f"give one of {', '.join(given)}; {said}")
+    for name, value in others.items():
+        if value is not None and not (isinstance(value, int) and value == 0):
+            needs = "embeddings" if name == "retrieval" else "train"
+            if names != [needs]:
+                raise RowsError(f"{name}: belongs to {needs}, and cannot be combined with {names[0]}: leave it out")
+
+
+def _write_rows(
+    folder: Path, given: Mapping[str, Any], dev: Any, columns: Mapping[str, Any], labeling: tuple[str, int, str]
+) -> dict[str, Any]:
+    """Write the rows to files; returns the table of a configuration that describes them.
+
+    Args:
+        labeling: the classifier, the tokens to which texts are cut, and the device.
+    """
+    if given["train"] is not None:
+        table = {name: value for name, value in columns.items() if value}
+        if columns["reranking"]:
+            del table["label"]
+        named = [table[name] for name in ("text", "pair", "label") if name in table]
+        files = write_splits(folder, given["train"], dev, named, by=columns["text"] if columns["reranking"] else None)
+        return table | dict(zip(SPLITS, map(str, files), strict=True))
+    name = "unlabeled" if given["embeddings"] is None else "embeddings"
+    texts = texts_of(given[name], name, columns["text"])
+    return write_texts(folder, texts, labeling if name == "unlabeled" else None)

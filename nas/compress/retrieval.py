@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
+from distill.encoders.family import family_of
+from distill.memory import rows_of
 from distill.table import Column, Table, difference, with_error
 from distill.tasks.encoding import encode_sentences
 from distill.tasks.metrics import NEAREST, Metric, paired_difference
@@ -18,8 +20,9 @@ from distill.tasks.types import EMBEDDINGS, REGRESSION
 from distill.training.evaluation import rows_logits
 from distill.training.run import TEACHER
 from distill.training.sentences import compares_by_products, prompts_of
-from distill.training.teacher import check_positions, load_config, load_model, load_tokenizer, locate
+from distill.training.teacher import load_model, load_tokenizer, locate
 from foundation.errors import shortened
+from nas.compress.rows import text_column
 from nas.final.run import STUDENT
 
 # The student's queries and the teacher's passages.
@@ -54,16 +57,24 @@ class Pairs:
         return [query for query, some in pairs for _ in some], [self.passages[one] for _, some in pairs for one in some]
 
 
-def read_pairs(path: Path, ranked: bool = False) -> Pairs:
-    """Read the columns `query` and `passage` of a table; a query may have several passages.
+def pairs_of(data: Any, ranked: bool = False) -> Pairs:
+    """The pairs in the columns `query` and `passage` of a file or of rows in memory; a query may have several passages.
 
     Args:
         ranked: whether these are the passages to rank; the column `relevant` is 1 for answers and 0 for the others.
 
     Raises:
-        distill.tasks.readers.tables.TableError: it has no such columns, or cannot be read.
+        distill.tasks.readers.tables.TableError, distill.memory.RowsError: there are no such columns, or the file cannot
+            be read.
     """
-    columns = read_columns(path, ["query", "passage", *(["relevant"] if ranked else [])])
+    names = ["query", "passage", *(["relevant"] if ranked else [])]
+    if isinstance(data, str | Path):
+        columns = read_columns(Path(data), names)
+    else:
+        rows = rows_of(data, "retrieval", ())
+        rows = [row | {"relevant": str(row["relevant"])} if "relevant" in row else row for row in rows]
+        columns = {name: text_column(rows, "retrieval", name) for name in names}
+    where = data if isinstance(data, str | Path) else "retrieval"
     numbers = {passage: number for number, passage in enumerate(dict.fromkeys(columns["passage"]))}
     passages: dict[str, dict[int, str]] = {}
     relevant = columns.get("relevant", ["1"] * len(columns["query"]))
@@ -72,7 +83,7 @@ def read_pairs(path: Path, ranked: bool = False) -> Pairs:
     ):
         if answers not in ("0", "1"):
             raise TableError(
-                f"{path}: row {row} has {shortened(answers)} in the column 'relevant', which is not 0 or 1"
+                f"{where}: row {row} has {shortened(answers)} in the column 'relevant', which is not 0 or 1"
             )
         passages.setdefault(query, {})[numbers[passage]] = answers
     right = (frozenset(number for number, answers in some.items() if answers == "1") for some in passages.values())
@@ -106,7 +117,7 @@ def _of_ranking(best_K: Sequence[int], right: frozenset[int]) -> tuple[float, fl
     return gain, 1 / (1 + int(hits.argmax())), float(hits.sum() / len(right))
 
 
-def measure(
+def measure_retrieval(
     pairs: Pairs, teacher: str, student: str, max_length: int, accelerator: Accelerator
 ) -> dict[str, dict[str, Any]]:
     """For teacher, student and, of sentence encoders, `ASYMMETRIC` the metrics with their standard errors, and for all
@@ -114,7 +125,7 @@ def measure(
 
     Args:
         teacher, student: their folders or names.
-        max_length: texts are cut to this many tokens.
+        max_length: queries and passages are cut to this many tokens, and to the teacher's positions.
     """
     models = {TEACHER: teacher, STUDENT: student}
     if pairs.ranked is not None:
@@ -146,16 +157,11 @@ def _beside_teacher(rows: Mapping[str, np.ndarray], metrics: Sequence[str]) -> d
     return result
 
 
-def check_lengths(pairs: Pairs, teacher: str, max_length: int) -> None:
-    """Raise UserError if queries or passages have more tokens than the teacher has positions."""
-    rows = encode_sentences(load_tokenizer(teacher), *pairs.texts(), max_length)
-    check_positions(teacher, load_config(teacher), int(rows.lengths.max()), f"--max-length {max_length}")
-
-
 def _reranked(pairs: Pairs, source: str, max_length: int, accelerator: Accelerator) -> np.ndarray:
     """As `contributions`, of the passages of each query in the order of a reranker's scores."""
     model, tokenizer = load_model(source, (), REGRESSION, new_head=False), load_tokenizer(source)
-    encoded = encode_sentences(tokenizer, *pairs.texts(), max_length, task_type=REGRESSION)
+    length = min(max_length, family_of(model).positions(model.config))
+    encoded = encode_sentences(tokenizer, *pairs.texts(), length, task_type=REGRESSION)
     scores_N = rows_logits(model, encoded, tokenizer.pad_token_id, accelerator)[:, 0]
     assert pairs.ranked is not None
     parts = np.split(scores_N, np.cumsum([len(some) for some in pairs.ranked])[:-1])
@@ -169,23 +175,25 @@ def _reranked(pairs: Pairs, source: str, max_length: int, accelerator: Accelerat
 def _vectors(source: str, texts: Sequence[str], max_length: int, accelerator: Accelerator) -> np.ndarray:
     """The vectors (N, D), of length 1 unless the encoder compares by products."""
     model, tokenizer = load_model(source, (), EMBEDDINGS, new_head=False), load_tokenizer(source)
-    rows = encode_sentences(tokenizer, texts, None, max_length, task_type=EMBEDDINGS)
+    length = min(max_length, family_of(model).positions(model.config))
+    rows = encode_sentences(tokenizer, texts, None, length, task_type=EMBEDDINGS)
     vectors_ND = rows_logits(model, rows, tokenizer.pad_token_id, accelerator)
     if compares_by_products(locate(source)):
         return vectors_ND
     return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
 
 
-def retrieval_table(pairs: Pairs, measured: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The measurements as a table, with the paired differences of the first metric."""
-    metrics = METRICS if pairs.ranked is None else OF_RERANKERS
+def retrieval_table(measured: Mapping[str, Any]) -> Table:
+    """The measurements in metrics.json as a table, with the paired differences of the first metric."""
+    of_models = measured["retrieval"]
+    metrics = list(of_models[TEACHER])
     first = metrics[0]
     columns = (
-        Column("vectors" if pairs.ranked is None else "scores", is_text=True),
+        Column("vectors" if ASYMMETRIC in of_models else "scores", is_text=True),
         *(Column(name, lambda row: with_error((row["value"], row["standard_error"]))) for name in metrics),
         Column(f"{first} − {TEACHER}'s", lambda row: difference((row["value"], row["standard_error"]))),
     )
     rows = [
-        (name, *(row[metric] for metric in metrics), row[first].get("difference")) for name, row in measured.items()
+        (name, *(row[metric] for metric in metrics), row[first].get("difference")) for name, row in of_models.items()
     ]
-    return Table(columns, rows, f"{len(pairs.queries):,} queries, {len(pairs.passages):,} passages")
+    return Table(columns, rows, f"{measured['queries']:,} queries, {measured['passages']:,} passages")

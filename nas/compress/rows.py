@@ -1,12 +1,13 @@
-"""The rows to compress with that are without labels: lines of a text file with predicted labels."""
+"""The rows to compress with that are without labels: texts, with predicted labels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas
 import torch
 
-from distill.memory import HELD_OUT, RowsError
+from distill.memory import HELD_OUT, SPLITS, RowsError, rows_of, write_rows
 from distill.tasks.types import CLASSIFICATION, MULTI_LABEL, task_type_of
 from distill.training.loop import make_accelerator
 from distill.training.teacher import check_positions, load_tokenizer, load_unchanged
@@ -24,15 +25,80 @@ def read_lines(path: Path) -> list[str]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise RowsError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
-    texts = list(dict.fromkeys(filter(None, lines)))  # no text is both trained on and measured on
-    if len(texts) < HELD_OUT:
-        raise RowsError(f"{path}: {len(texts)} different lines of text are too few; at least {HELD_OUT} are needed")
-    return texts
+    return different(lines, f"{path}", "lines of text")
+
+
+def texts_of(data: Any, argument: str, column: str) -> list[str]:
+    """The different texts in memory, or in a file as `read_lines`.
+
+    Args:
+        data: texts, rows with this column as `distill.memory.rows_of` knows them, or a file.
+        argument: what messages call the data.
+
+    Raises:
+        RowsError: there are no texts, or too few.
+    """
+    if isinstance(data, str | Path):
+        return read_lines(Path(data))
+    if isinstance(data, Iterable) and not isinstance(data, Mapping | pandas.DataFrame):
+        data = data if hasattr(data, "features") else [*data]
+        if isinstance(data, list) and all(isinstance(text, str) for text in data):
+            return different([text.strip() for text in data], argument, "texts")
+    return different(text_column(rows_of(data, argument, ()), argument, column), argument, "texts")
+
+
+def text_column(rows: Sequence[Mapping[str, Any]], argument: str, column: str) -> list[str]:
+    """The texts in a column of rows, without surrounding space.
+
+    Raises:
+        RowsError: there are no rows, or one has no text there.
+    """
+    if not rows:
+        raise RowsError(f"{argument}: there are no rows")
+    for number, row in enumerate(rows):
+        if not isinstance(row.get(column), str) or not row[column].strip():
+            has = ", ".join(map(repr, row))
+            raise RowsError(f"{argument}: row {number} has no text in the column {column!r}; it has {has}")
+    return [row[column].strip() for row in rows]
+
+
+def different(texts: Sequence[str], where: str, what: str) -> list[str]:
+    """The different texts that are not empty, so that no text is both trained on and measured on.
+
+    Args:
+        what: what messages call them.
+
+    Raises:
+        RowsError: there are fewer than `HELD_OUT`.
+    """
+    found = list(dict.fromkeys(filter(None, texts)))
+    if len(found) < HELD_OUT:
+        raise RowsError(f"{where}: {len(found)} different {what} are too few; at least {HELD_OUT} are needed")
+    return found
+
+
+def write_texts(folder: Path, texts: Sequence[str], labeling: tuple[str, int, str] | None) -> dict[str, Any]:
+    """Write texts as the rows of both splits, with the column `sentence` and, if they are to be labeled, what a
+    classifier predicts; returns the table of a configuration that describes them.
+
+    Args:
+        labeling: the arguments of `predicted_labels` beside the texts.
+
+    Raises:
+        RowsError: as `predicted_labels`.
+    """
+    rows: list[dict[str, Any]] = [{"sentence": text} for text in texts]
+    table: dict[str, Any] = {"embeddings": True}
+    if labeling is not None:
+        labels, classes = predicted_labels(texts, *labeling)
+        rows = [row | {"label": label} for row, label in zip(rows, labels, strict=True)]
+        table = {"labels": classes, "multi_label": isinstance(labels[0], list)}
+    return table | dict(zip(SPLITS, map(str, write_rows(folder, rows)), strict=True))
 
 
 @torch.no_grad()
 def predicted_labels(
-    source: str, texts: Sequence[str], max_length: int, device: str
+    texts: Sequence[str], source: str, max_length: int, device: str
 ) -> tuple[list[Any], tuple[str, ...]]:
     """The class that a trained classifier predicts for each text, or the list of classes where it predicts any number
     of them, and all of its classes in their order.

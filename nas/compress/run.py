@@ -9,7 +9,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from distill.command.report import write_metrics
+from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback
+from nas.compress.retrieval import Pairs, measure_retrieval
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.untrained import UntrainedEvaluator
 from nas.final.run import FinalRun, train_final
@@ -41,11 +44,13 @@ class CompressRun:
         out: the folder of the checkpoint.
         uniform: whether all FFNs have the same width and all layers and heads are kept, so that the student is an
             ordinary model of its type without padding (`python -m nas.export --as`).
+        pairs: of a sentence encoder or a reranker, those on which retrieval is measured.
     """
 
     config: StudyConfig
     out: Path
     uniform: bool = False
+    pairs: Pairs | None = None
     device: str = "auto"
 
 
@@ -69,7 +74,15 @@ def compress(run: CompressRun, on_progress: ProgressCallback, note: Callable[[st
         device=run.device,
         skip_base=True,
     )
-    return train_final(final, on_progress, note)
+    metrics = train_final(final, on_progress, note)
+    if metrics is not None and run.pairs is not None:
+        on_progress("measuring retrieval", None)
+        accelerator = make_accelerator(run.device, run.config.mixed_precision)
+        teacher, length = run.config.teacher, run.config.max_length
+        metrics |= {"queries": len(run.pairs.queries), "passages": len(run.pairs.passages)}
+        metrics["retrieval"] = measure_retrieval(run.pairs, teacher, str(run.out), length, accelerator)
+        write_metrics(run.out, metrics)
+    return metrics
 
 
 def fitted(config: StudyConfig) -> StudyConfig:

@@ -17,6 +17,7 @@ from distill.tasks.readers import embedded, glue
 from distill.training.reranker import is_reranker
 from nas.config.schema import StudyConfig
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
+from nas.export.hub import NOT_THERE, Publication, hub_name
 from nas.export.latency import STUDENT, LatencyReport
 from nas.export.ordinary import remaining_layers
 
@@ -60,7 +61,8 @@ class Card:
         cost_of_form: what this costs; "" without a form.
         forms: by the names of ONNX files, the scores as `nas.onnx.int8.scores_of_models` returns them, or None.
         latency: None if it was not measured.
-        command: the words of the export's command line.
+        command: the words of the command line; empty if it was made in Python.
+        publication: has the licence and the base model, as far as they were given.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Card:
     forms: Mapping[str, Mapping[str, Any] | None]
     latency: LatencyReport | None
     command: Sequence[str]
+    publication: Publication
 
     def text(self) -> str:
         """The content of README.md."""
@@ -79,15 +82,18 @@ class Card:
         return f"---\n{self.metadata().to_yaml()}\n---\n\n{body}\n"
 
     def metadata(self) -> ModelCardData:
-        """The header that the hub reads. What is not known, such as the license, is left out."""
+        """The header that the hub reads. What is not known, such as a licence that was not given, is left out."""
         config = self.checkpoint.config
         family = str(family_of(self.checkpoint.model).students_of)
         results = self._eval_results()
+        given = self.publication.base_model
+        base_model = given if given or config is None else hub_name(config.teacher)
         return ModelCardData(
             language="en" if config is not None and _is_english(config.task) else None,
             library_name="transformers" if self._use_of() is USE else "sentence-transformers",
             pipeline_tag=self._pipeline(),
-            base_model=None if config is None else hub_name(config.teacher),
+            license=self.publication.licence,
+            base_model=None if base_model == NOT_THERE else base_model,
             tags=[family, "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
             model_name=self.name if results else None,
             eval_results=results or None,
@@ -229,8 +235,10 @@ class Card:
 
     def _making(self) -> str:
         config, metrics = self.checkpoint.config, self.checkpoint.metrics
+        if not self.command:
+            return ""
         exported = f"```\n{shlex.join(self.command)}\n```"
-        if config is None or metrics is None:
+        if config is None or metrics is None or self.publication.repo:  # which has no configuration
             return f"## Export\n\n{exported}"
         trained = f"ffn-train-final {ARCHITECTURE} --preset {CONFIG} --seed {metrics['seed']} --out final"
         return (
@@ -240,11 +248,6 @@ class Card:
             f"- Objective: {config.objective.name}; all settings are in `{CONFIG}`.\n\n"
             f"The student was trained by\n\n```\n{trained}\n```\n\nand exported by\n\n{exported}"
         )
-
-
-def hub_name(teacher: str) -> str | None:
-    """The name of a teacher on the hub; None if it is a local folder."""
-    return None if Path(teacher).exists() or teacher.startswith((".", "/", "~")) else teacher
 
 
 def _is_english(task: str) -> bool:

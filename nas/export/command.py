@@ -4,6 +4,7 @@
     python -m nas.export results/demo/final --onnx                (and an ONNX model)
     python -m nas.export results/demo/final --onnx --int8         (and an int8 one)
     python -m nas.export results/demo/final --as bert             (as an ordinary checkpoint of its family)
+    python -m nas.export results/demo/final --push ME/NAME --licence apache-2.0    (and on the Hugging Face hub)
 
 A table of latencies is measured on the spot.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from distill.cli import Parser, add_output_options, at_least, interruptible
 from distill.encoders.family import supported
 from nas.config.schema import ConfigError
+from nas.export.hub import OF_HUB, add_push_options, publication_of
 from nas.final.folder import make_folder
 
 
@@ -45,6 +47,7 @@ def parser() -> Parser:
     add("--threads", type=number, metavar="N", help="threads for torch and ONNX (default: torch's)")
     add("--skip-latency", action="store_true", help="do not measure latencies")
     add("--skip-scores", action="store_true", help="do not measure what int8 costs on the dev split")
+    add_push_options(result.add_argument_group("hub").add_argument)
     add_output_options(result, "the folder, the scores and the latencies")
     return result
 
@@ -65,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         from nas.export.run import Export, run  # imports torch, which takes seconds
 
-        given = vars(options) | {"onnx": options.onnx or options.int8, "out": out}
+        publication = publication_of(options)
+        given = {name: value for name, value in vars(options).items() if name not in OF_HUB}
+        given |= {"onnx": options.onnx or options.int8, "out": out, "publication": publication}
         words_in_card = ("ffn-export", *(names.get(str(Path(word)), word) for word in words))
         return run(Export(**given, command=words_in_card))
 

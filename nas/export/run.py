@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,10 @@ from distill.table import difference, with_error
 from distill.training.progress import Progress
 from distill.training.sentences import copy_modules
 from distill.training.teacher import TeacherError, load_config, set_head
-from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically
+from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically, write_text
 from nas.export.card import Card
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint
+from nas.export.hub import Publication, hub_name
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
 from nas.export.ordinary import ordinary_architecture, ordinary_form
 from nas.latency.settings import device_name
@@ -45,6 +47,7 @@ class Export:
     Attributes:
         form: the family of which it becomes an ordinary checkpoint; None: a student's, with the code.
         command: the words of the command line, for the model card.
+        publication: whether the folder is published, and what its card says for that.
     """
 
     checkpoint: Path
@@ -62,6 +65,7 @@ class Export:
     quiet: bool
     json: bool
     command: tuple[str, ...]
+    publication: Publication
 
 
 def run(export: Export) -> int:
@@ -75,6 +79,7 @@ def run(export: Export) -> int:
     if export.onnx:
         check_installed()
     checkpoint = load_checkpoint(export.checkpoint, export.labels)
+    export.publication.check(None if checkpoint.config is None else hub_name(checkpoint.config.teacher))
     longest = family_of(checkpoint.model).positions(checkpoint.model.config)
     if export.tokens is not None and export.tokens > longest:
         raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
@@ -86,12 +91,15 @@ def run(export: Export) -> int:
             results: dict[str, Any] = {}
             write = partial(_write, export, checkpoint, progress, console)
             write_atomically(export.out, lambda folder: results.update(write(folder)))
+            if export.publication.repo:
+                progress.update("uploading", None)
+                results["url"] = export.publication.push(export.out)
     finally:
         torch.set_num_threads(before)
     if export.json:
         print(json.dumps({"folder": str(export.out), **results}, indent=2))
     else:
-        console.print(f"wrote {export.out}")
+        console.print(", and ".join([f"wrote {export.out}", *filter(None, [results.get("url")])]))
     return DONE
 
 
@@ -136,10 +144,26 @@ def _write(
         console.print(f"latency: {report.conditions()}")
         report.table().print(console)
         console.print("\n".join(report.sentences()))
-    card = Card(export.out.name, checkpoint, export.form, cost_of_form, forms, report, export.command)
+    name = export.publication.repo or export.out.name
+    card = Card(name, checkpoint, export.form, cost_of_form, forms, report, export.command, export.publication)
     (folder / "README.md").write_text(card.text(), encoding="utf-8")
     ordinary_modes(folder)
     return {"scores": forms, "latency": report and report.to_json()}
+
+
+def publish(folder: Path, publication: Publication, command: Sequence[str] = ()) -> str:
+    """Upload the folder of a student with a model card; returns its address.
+
+    Args:
+        command: the words of the command line that wrote the folder.
+
+    Raises:
+        UserError: it is no such folder, or the hub does not take it.
+    """
+    name = publication.repo or folder.name
+    card = Card(name, load_checkpoint(folder), None, "", {}, None, command, publication)
+    write_text(folder / "README.md", card.text())
+    return publication.push(folder)
 
 
 def write_onnx(model: PreTrainedModel, path: Path) -> OnnxModel:

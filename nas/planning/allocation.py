@@ -12,6 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from foundation.streams import stdout_to_stderr
 from nas.preparation.predictions import HEADS, RANKS
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
@@ -190,18 +191,18 @@ def allocate(
             if option in _parts(architecture, layer)
         ]
         constraints.append(LinearConstraint(_row(count, same), -np.inf, varied - distance))
-    solution = milp(
-        variables.predicted / max(float(variables.predicted.max()), 1e-300),
-        integrality=np.ones(count),
-        bounds=Bounds(0, 1),
-        constraints=constraints,
-        options={"node_limit": NODES, "mip_rel_gap": 0.0},
-    )
+    with stdout_to_stderr():  # HiGHS prints a line of its own in rare cases, whatever its options
+        solution = milp(
+            variables.predicted / max(float(variables.predicted.max()), 1e-300),
+            integrality=np.ones(count),
+            bounds=Bounds(0, 1),
+            constraints=constraints,
+            options={"node_limit": NODES, "mip_rel_gap": 0.0},
+        )
     if solution.x is None:
         return None
     chosen = np.flatnonzero(solution.x > 0.5).tolist()
-    layers = [space.options(layer, space.start_graphs[layer])[0] for layer in range(depth)]
-    embedding = embeddings[0]
+    layers, embedding = [space.options(layer, space.start_graphs[layer])[0] for layer in range(depth)], embeddings[0]
     for place in chosen:
         option, layer = variables.options[place], variables.layers[place]
         if isinstance(option, FFN):

@@ -15,8 +15,8 @@ from nas.preparation.data import TaskFolders
 from nas.preparation.entries import TRAINING, Entry, Work, largest
 from nas.preparation.phases import training_phase
 from nas.preparation.supernet import load_supernet, order_inputs
-from nas.preparation.workspace import base_of_study, projections
-from supernet.order.moments import fisher_matrices
+from nas.preparation.workspace import FISHER, base_of_study, projections
+from supernet.order.moments import FisherMatrices
 from supernet.order.prediction import predicted_losses, predicted_losses_of_heads, predicted_losses_of_ranks
 
 # Keys of the file, beside the names of operations: heads, and ranks of the word embedding.
@@ -36,7 +36,8 @@ def predictions_entry(
         model = load_supernet(config, folders, supernet).to(context.accelerator.device)
         phase = training_phase(config, "warmup", folders)
         inputs = order_inputs(context, folders, model, phase, projections(supernet))
-        matrices = fisher_matrices(model, inputs.batches, inputs.sampled_loss)
+        kept = supernet / FISHER
+        matrices = FisherMatrices.load(kept) if kept.exists() else inputs.moments.fisher_matrices()
         losses = predicted_losses(model, inputs.batches, matrices, operations, limit)
         if heads:
             losses[HEADS] = predicted_losses_of_heads(model, inputs.batches, matrices)

@@ -36,7 +36,15 @@ from nas.preparation.phases import (
     training_phase,
 )
 from nas.preparation.text import corpora_of, text_folder
-from nas.preparation.workspace import HEADS_IN_FILE, IMPORTANCE, PROJECTIONS, load_teacher, objectives, student_base
+from nas.preparation.workspace import (
+    FISHER,
+    HEADS_IN_FILE,
+    IMPORTANCE,
+    PROJECTIONS,
+    load_teacher,
+    objectives,
+    student_base,
+)
 from nas.preparation.workspace import projections as learned_projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -174,7 +182,7 @@ def _add_head(context: PreparationContext, folders: TaskFolders, encoder: Path, 
     own = supernet.state_dict()
     supernet.load_state_dict(own | {name: weights[name] for name in own if name.startswith(prefix)})
     save_pretrained(folder, supernet, context.tokenizer)
-    for name in (PROJECTIONS, IMPORTANCE):
+    for name in (PROJECTIONS, IMPORTANCE, FISHER):
         if (encoder / name).exists():
             shutil.copyfile(encoder / name, folder / name)
 
@@ -223,6 +231,8 @@ def _make_supernet(
         f"{layer}": block_scores[0].sort(descending=True).values for layer, block_scores in enumerate(importance)
     }
     save_file(of_lowest_blocks | kept, folder / IMPORTANCE)
+    if config.supernet.order == "reconstruction":  # which has measured them
+        inputs.moments.fisher_matrices().save(folder / FISHER)
 
 
 def _cut(

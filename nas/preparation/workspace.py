@@ -24,7 +24,7 @@ from supernet.build import base_of_teacher, fields_of_family, fields_of_heads
 
 # Files in the supernet's folder that no exported model has: the projections of the objective that were learned in the
 # warm-up, and the importance of the inner neurons.
-PROJECTIONS, IMPORTANCE = "projections.safetensors", "importance.safetensors"
+PROJECTIONS, IMPORTANCE, FISHER = "projections.safetensors", "importance.safetensors", "fisher.safetensors"
 # What stands before the number of a layer in the names of the values that are for its heads.
 HEADS_IN_FILE = "heads/"
 

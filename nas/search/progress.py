@@ -99,6 +99,10 @@ class Progress(progress.Progress):
             self._enter(what)
         super().update(what, fraction)
 
+    @property
+    def is_working(self) -> bool:
+        return super().is_working or self.running is not None
+
     def finish(self) -> None:
         if self.what is not None:
             self._measured(self.what, time.monotonic() - self.since)

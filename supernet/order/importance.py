@@ -1,6 +1,7 @@
 """Importance scores of inner channels and attention heads, and the sorting of both by descending scores."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,25 +35,9 @@ def neuron_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Lo
         `[layer][block]` -> (inner,) float64. Requires graphs in which the input of project is as wide as the output of
         expand.
     """
-    blocks = [list(layer.ffn) for layer in encoder_layers(model)]
-    scores = [[torch.zeros(block.expand.out_features, dtype=torch.float64) for block in layer] for layer in blocks]
-    places = {
-        (i, j, name): (getattr(block, name), INPUT if name == "project" else OUTPUT)
-        for i, layer in enumerate(blocks)
-        for j, block in enumerate(layer)
-        for name in ("expand", "gate", "project")
-        if hasattr(block, name)
-    }
-    for _, values in gradients(model, batches, loss, places):
-        sums: dict[tuple[int, int], Tensor] = {}
-        for (i, j, name), (value_BTE, grad_BTE) in values.items():
-            if grad_BTE is not None:
-                bias_E = None if name == "project" else getattr(blocks[i][j], name).bias
-                term_BE = ((value_BTE if bias_E is None else value_BTE - bias_E) * grad_BTE).sum(dim=1)
-                sums[i, j] = sums[i, j] + term_BE if (i, j) in sums else term_BE
-        for (i, j), sum_BE in sums.items():
-            scores[i][j] += sum_BE.detach().abs().double().sum(dim=0).cpu()
-    return scores
+    scores = _OfNeurons(model)
+    _add_up(model, batches, loss, scores)
+    return scores.of_blocks
 
 
 def mask_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> tuple[list[Tensor], list[Tensor]]:
@@ -69,21 +54,73 @@ def mask_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss
     Returns:
         Of every layer the scores of its heads (heads,) and of its channels (inner,), float64.
     """
-    family, layers = family_of(model), encoder_layers(model)
-    heads = [len(of_layer) for of_layer in heads_of(model.config)]
-    of_heads = [torch.zeros(count, dtype=torch.float64) for count in heads]
-    of_channels = [torch.zeros(layer.ffn[0].project.in_features, dtype=torch.float64) for layer in layers]
-    places = {(i, HEADS): (part(layer, family.output), INPUT) for i, layer in enumerate(layers)}
-    places |= {(i, CHANNELS): (layer.ffn[0].project, INPUT) for i, layer in enumerate(layers)}
+    of_heads, of_channels = _OfMasks(model, HEADS), _OfMasks(model, CHANNELS)
+    _add_up(model, batches, loss, of_heads, of_channels)
+    return of_heads.of_layers, of_channels.of_layers
+
+
+def channel_and_head_importance(
+    model: PreTrainedModel, batches: Iterable[Batch], loss: Loss
+) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """`neuron_importance`, and the scores of heads of `mask_importance`, from one pass over the rows."""
+    neurons, heads = _OfNeurons(model), _OfMasks(model, HEADS)
+    _add_up(model, batches, loss, neurons, heads)
+    return neurons.of_blocks, heads.of_layers
+
+
+class _OfNeurons:
+    """The sums of `neuron_importance`; `places` are those of `gradients`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.blocks = blocks = [list(layer.ffn) for layer in encoder_layers(model)]
+        self.of_blocks = [[torch.zeros(block.expand.out_features).double() for block in layer] for layer in blocks]
+        self.places: dict[Any, tuple[nn.Module, str]] = {
+            (i, j, name): (getattr(block, name), INPUT if name == "project" else OUTPUT)
+            for i, layer in enumerate(blocks)
+            for j, block in enumerate(layer)
+            for name in ("expand", "gate", "project")
+            if hasattr(block, name)
+        }
+
+    def add(self, values: Mapping[Any, tuple[Tensor, Tensor | None]]) -> None:
+        """Add a batch."""
+        sums: dict[tuple[int, int], Tensor] = {}
+        for (i, j, name), (value_BTE, grad_BTE) in values.items():
+            if grad_BTE is not None:
+                bias_E = None if name == "project" else getattr(self.blocks[i][j], name).bias
+                term_BE = ((value_BTE if bias_E is None else value_BTE - bias_E) * grad_BTE).sum(dim=1)
+                sums[i, j] = sums[i, j] + term_BE if (i, j) in sums else term_BE
+        for (i, j), sum_BE in sums.items():
+            self.of_blocks[i][j] += sum_BE.detach().abs().double().sum(dim=0).cpu()
+
+
+class _OfMasks:
+    """The sums of `mask_importance` for heads or channels."""
+
+    def __init__(self, model: PreTrainedModel, unit: str) -> None:
+        family, layers = family_of(model), encoder_layers(model)
+        read = [part(layer, family.output) if unit == HEADS else layer.ffn[0].project for layer in layers]
+        self.heads = [len(of_layer) for of_layer in heads_of(model.config)] if unit == HEADS else None
+        sizes = self.heads or [linear.in_features for linear in read]
+        self.of_layers = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+        self.places: dict[Any, tuple[nn.Module, str]] = {i: (linear, INPUT) for i, linear in enumerate(read)}
+
+    def add(self, values: Mapping[Any, tuple[Tensor, Tensor | None]]) -> None:
+        """Add a batch."""
+        for i, (value_BTC, grad_BTC) in values.items():
+            if grad_BTC is not None:
+                change_BC = (value_BTC * grad_BTC).sum(dim=1).detach()
+                if self.heads:
+                    change_BC = change_BC.unflatten(1, (self.heads[i], -1)).sum(dim=2)
+                self.of_layers[i] += change_BC.abs().double().sum(dim=0).cpu()
+
+
+def _add_up(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, *scores: _OfNeurons | _OfMasks) -> None:
+    """Add the batches to all of the scores."""
+    places = {(n, place): where for n, of_kind in enumerate(scores) for place, where in of_kind.places.items()}
     for _, values in gradients(model, batches, loss, places):
-        for (i, unit), (value_BTC, grad_BTC) in values.items():
-            if grad_BTC is None:
-                continue
-            change_BC = (value_BTC * grad_BTC).sum(dim=1).detach()
-            if unit == HEADS:
-                change_BC = change_BC.unflatten(1, (heads[i], -1)).sum(dim=2)
-            (of_heads if unit == HEADS else of_channels)[i] += change_BC.abs().double().sum(dim=0).cpu()
-    return of_heads, of_channels
+        for n, of_kind in enumerate(scores):
+            of_kind.add({place: value for (owner, place), value in values.items() if owner == n})
 
 
 def sort_channels(

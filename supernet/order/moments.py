@@ -4,10 +4,12 @@ loss are predicted.
 Dimensions: N tokens without padding; E channels of the input of a linear layer; D channels of its output.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -44,31 +46,6 @@ class MomentsError(UserError, ValueError):
     """The activations of a model have no finite moments, or its predictions do not depend on them."""
 
 
-def block_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[list[Moments]]:
-    """The moments of `project` of every block: `[layer][block]`.
-
-    Args:
-        model: a model whose layers consist of dense `FFNBlock`s.
-        batches: batches of tensors (B, ...) of training data.
-        loss: such as `sampled_loss(seed)`.
-
-    Raises:
-        MomentsError: an activation or a gradient is not finite, all gradients of a linear layer are 0, or there are no
-            batches.
-    """
-    layers = [layer.ffn for layer in encoder_layers(model)]
-    places = {f"layer {i}, block {j}": block.project for i, ffn in enumerate(layers) for j, block in enumerate(ffn)}
-    moments = iter(_moments(model, batches, loss, places))
-    return [[next(moments) for _ in ffn] for ffn in layers]
-
-
-def attention_moments(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[Moments]:
-    """The moments of the output projection of every attention, as `block_moments`."""
-    output = family_of(model).output
-    places = {f"layer {i}, attention": part(layer, output) for i, layer in enumerate(encoder_layers(model))}
-    return list(_moments(model, batches, loss, places))
-
-
 @dataclass(frozen=True)
 class FisherMatrices:
     """The Fisher information matrices (D, D), as `Moments.metric_DD`, of the outputs of the layers of a model.
@@ -81,23 +58,62 @@ class FisherMatrices:
     ffns: Sequence[Tensor]
     attentions: Sequence[Tensor]
 
+    @classmethod
+    def load(cls, path: Path) -> "FisherMatrices":
+        """Read what `save` has written."""
+        both = load_file(path)
+        return cls(both["ffns"].double(), both["attentions"].double())
 
-def fisher_matrices(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> FisherMatrices:
-    """Those of all layers in one pass, with arguments and errors as for `block_moments`."""
-    layers = encoder_layers(model)
-    maps = {f"layer {i}": layer.ffn[0].project for i, layer in enumerate(layers)}
-    maps |= {f"layer {i}, attention": part(layer, family_of(model).output) for i, layer in enumerate(layers)}
-    sums = {place: torch.zeros(linear.out_features, linear.out_features).double() for place, linear in maps.items()}
-    tokens = 0
-    for batch, values in gradients(model, batches, loss, {place: (linear, OUTPUT) for place, linear in maps.items()}):
-        valid_BT = batch["attention_mask"].bool()
-        tokens += int(valid_BT.sum())
-        for place, (_, gradient_BTD) in values.items():
-            if gradient_BTD is not None:
-                gradient_ND = gradient_BTD[valid_BT]
-                sums[place] += (gradient_ND.t() @ gradient_ND).double().cpu()
-    matrices = [_checked(place, sum_DD / tokens if tokens else None) for place, sum_DD in sums.items()]
-    return FisherMatrices(matrices[: len(layers)], matrices[len(layers) :])
+    def save(self, path: Path) -> None:
+        """Write them in float32."""
+        both = {"ffns": self.ffns, "attentions": self.attentions}
+        save_file({name: torch.stack([*matrices]).float() for name, matrices in both.items()}, path)
+
+
+class ModelMoments:
+    """The moments of the linear layers of a model that read channels and heads, from one pass over the rows.
+
+    Args:
+        model: a model whose layers consist of dense `FFNBlock`s.
+        batches: batches of tensors (B, ...) of training data.
+        loss: such as `sampled_loss(seed)`.
+
+    Its methods raise MomentsError if an activation or a gradient is not finite, all gradients of a linear layer are 0,
+    or there are no batches.
+    """
+
+    def __init__(self, model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> None:
+        layers, output = encoder_layers(model), family_of(model).output
+        self._ffns = [
+            {f"layer {i}, block {j}": block.project for j, block in enumerate(layer.ffn)}
+            for i, layer in enumerate(layers)
+        ]
+        self._attentions = {f"layer {i}, attention": part(layer, output) for i, layer in enumerate(layers)}
+        maps = {place: linear for of_layer in (*self._ffns, self._attentions) for place, linear in of_layer.items()}
+        places = {(place, end): (linear, end) for place, linear in maps.items() for end in (INPUT, OUTPUT)}
+        self._sums = {place: _Sums(linear.in_features, linear.out_features) for place, linear in maps.items()}
+        for batch, values in gradients(model, batches, loss, places):
+            valid_BT = batch["attention_mask"].bool()
+            for place, of_map in self._sums.items():
+                if (place, INPUT) in values:  # a layer without heads has no attention
+                    input_BTE, _ = values[place, INPUT]
+                    _, grad_BTD = values[place, OUTPUT]
+                    of_map.add(input_BTE.detach()[valid_BT], None if grad_BTD is None else grad_BTD[valid_BT])
+
+    def blocks(self) -> list[list[Moments]]:
+        """Those of `project` of every block: `[layer][block]`."""
+        return [[self._sums[place].moments(place) for place in of_layer] for of_layer in self._ffns]
+
+    def attentions(self) -> list[Moments]:
+        """Those of the output projection of every attention: `[layer]`."""
+        return [self._sums[place].moments(place) for place in self._attentions]
+
+    def fisher_matrices(self) -> FisherMatrices:
+        """The metrics alone."""
+        lowest = [next(iter(of_layer)) for of_layer in self._ffns]
+        return FisherMatrices(
+            *([self._sums[place].metric(place) for place in some] for some in (lowest, self._attentions))
+        )
 
 
 def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
@@ -107,7 +123,7 @@ def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
         metric_DD: None if there were no tokens.
 
     Raises:
-        MomentsError: as for `block_moments`.
+        MomentsError: as for `ModelMoments`.
     """
     if metric_DD is None:
         raise MomentsError(f"{place}: the training examples have no tokens; check the data")
@@ -119,25 +135,6 @@ def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
             "the supernet longer, or sort its channels by another order, such as magnitude"
         )
     return metric_DD
-
-
-def _moments(
-    model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, maps: Mapping[str, nn.Linear]
-) -> Iterator[Moments]:
-    """The moments of linear layers, in the order of `maps`.
-
-    Args:
-        maps: the linear layer at each place, which error messages name.
-    """
-    places = {(place, end): (linear, end) for place, linear in maps.items() for end in (INPUT, OUTPUT)}
-    sums = {place: _Sums(linear.in_features, linear.out_features) for place, linear in maps.items()}
-    for batch, values in gradients(model, batches, loss, places):
-        valid_BT = batch["attention_mask"].bool()
-        for place, of_map in sums.items():
-            input_BTE, _ = values[place, INPUT]
-            _, grad_BTD = values[place, OUTPUT]
-            of_map.add(input_BTE.detach()[valid_BT], None if grad_BTD is None else grad_BTD[valid_BT])
-    return (of_map.moments(place) for place, of_map in sums.items())
 
 
 class _Sums:
@@ -161,8 +158,11 @@ class _Sums:
         if gradient_ND is not None:
             self.metric_DD += (gradient_ND.t() @ gradient_ND).double().cpu()
 
+    def metric(self, place: str) -> Tensor:
+        return _checked(place, self.metric_DD / self.tokens if self.tokens else None)
+
     def moments(self, place: str) -> Moments:
-        metric_DD = _checked(place, self.metric_DD / self.tokens if self.tokens else None)
+        metric_DD = self.metric(place)
         assert self.shift_E is not None
         offset_E = self.sum_E / self.tokens
         mean_E = offset_E + self.shift_E.double().cpu()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,9 +13,14 @@ from distill.encoders.family import family_of
 from distill.encoders.parts import encoder_layers, part
 from distill.objectives.outputs import Batch
 from supernet.order.gradients import Loss
-from supernet.order.importance import mask_importance, neuron_importance
-from supernet.order.moments import attention_moments, block_moments
+from supernet.order.importance import channel_and_head_importance
+from supernet.order.moments import ModelMoments
 from supernet.order.reconstruction import forward_selection, forward_selection_of_heads
+
+# `[layer][block]` -> (inner,); the channels of a block are kept in descending order of their scores.
+Scores = list[list[Tensor]]
+# `[layer]` -> (heads,); likewise.
+HeadScores = list[Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +46,15 @@ class OrderInputs:
         """The number of heads of every attention."""
         return family_of(self.model).size(self.model.config, "heads")
 
+    @cached_property
+    def moments(self) -> ModelMoments:
+        """With the sampled loss."""
+        return ModelMoments(self.model, self.batches, self.sampled_loss)
 
-# `[layer][block]` -> (inner,); the channels of a block are kept in descending order of their scores.
-Scores = list[list[Tensor]]
-# `[layer]` -> (heads,); likewise.
-HeadScores = list[Tensor]
+    @cached_property
+    def importances(self) -> tuple[Scores, HeadScores]:
+        """Of channels (MoEBERT, equation 4) and of heads (Michel et al., 2019)."""
+        return channel_and_head_importance(self.model, self.batches, self.loss)
 
 
 @dataclass(frozen=True)
@@ -57,18 +67,17 @@ class Order:
 
 def by_importance(inputs: OrderInputs) -> Scores:
     """MoEBERT's importance (equation 4)."""
-    return neuron_importance(inputs.model, inputs.batches, inputs.loss)
+    return inputs.importances[0]
 
 
 def heads_by_importance(inputs: OrderInputs) -> HeadScores:
     """By how much the loss changes without a head, to first order (Michel et al., 2019)."""
-    return mask_importance(inputs.model, inputs.batches, inputs.loss)[0]
+    return inputs.importances[1]
 
 
 def by_reconstruction(inputs: OrderInputs) -> Scores:
     """Forward selection of what reconstructs the block's output, see `supernet.order.reconstruction`."""
-    moments = block_moments(inputs.model, inputs.batches, inputs.sampled_loss)
-    of_blocks = iter([of_block for of_layer in moments for of_block in of_layer])
+    of_blocks = iter([of_block for of_layer in inputs.moments.blocks() for of_block in of_layer])
     return _block_by_block(
         inputs, lambda block: _descending(forward_selection(next(of_blocks), block.project.weight.detach().cpu()))
     )
@@ -76,7 +85,7 @@ def by_reconstruction(inputs: OrderInputs) -> Scores:
 
 def heads_by_reconstruction(inputs: OrderInputs) -> HeadScores:
     """Forward selection of the heads that reconstruct the attention's output."""
-    moments = attention_moments(inputs.model, inputs.batches, inputs.sampled_loss)
+    moments = inputs.moments.attentions()
     output = family_of(inputs.model).output
     weights = (part(layer, output).weight.detach().cpu() for layer in encoder_layers(inputs.model))
     return [

@@ -96,7 +96,11 @@ def test_a_teacher_without_a_trained_head(shared_study: TinyStudy, tmp_path: Pat
     ("model", "settings", "said"),
     [
         (bert(), {}, "tokenizer: give that of the model"),
-        (torch.nn.Linear(2, 2), {}, "model: must be a model of transformers, a folder or a name, not Linear"),
+        (
+            torch.nn.Linear(2, 2),
+            {},
+            "model: must be a model of transformers, a SentenceTransformer, a folder or a name, not Linear",
+        ),
         ("folder", {"tokenizer": 1}, "tokenizer: a folder or name has its own"),
     ],
 )

@@ -7,13 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
+from pandas import DataFrame
 
+from distill.memory import RowsError
 from distill.tasks.types import get_task_type
+from distill.training.loop import make_accelerator
 from distill.training.teacher import load_model
 from foundation.errors import UserError
 from nas.compress.command import main
-from nas.compress.python import Compressed
-from nas.compress.retrieval import Pairs, check_lengths
+from nas.compress.python import Compressed, compress_model
+from nas.compress.retrieval import Pairs, measure_retrieval
+from nas.compress.rows import texts_of
 from nas.export.command import main as export
 from nas.onnx.model import OnnxModel
 from search_spaces import Architecture, cost
@@ -73,16 +78,66 @@ def test_the_folder_is_one_of_sentence_transformers(teacher: Path, student: Path
     assert "difference" in retrieval["student"]["ndcg@10"] and not (student / "config.toml").exists()
 
 
+SETTINGS: dict[str, Any] = {"max_params": 12_000, "max_length": 24, "steps": 20, "device": "cpu"}
+
+
+@pytest.mark.parametrize("kind", ["object", "folder"])
+def test_in_python(
+    kind: str, shared_study: TinyStudy, teacher: Path, student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is the command's, and is saved as a whole folder of sentence-transformers."""
+    monkeypatch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
+    pairs = [{"query": text.split()[0], "passage": text} for text in HELD_OUT]
+    given = encoder(teacher).train() if kind == "object" else teacher
+    result = compress_model(given, embeddings=[*TEXTS, TEXTS[0]], retrieval=pairs, **SETTINGS)
+    stored = json.loads((student / "metrics.json").read_text())
+    for name in ("queries", "passages", "retrieval"):
+        assert result.metrics[name] == stored[name]
+    assert result.metrics["models"]["student"]["cosine"] == stored["models"]["student"]["cosine"]
+    assert "student's queries" in result.table() and "student&#x27;s queries" in result._repr_html_()
+    result.save(tmp_path / "saved")
+    assert kind == "folder" or given.training
+    vectors = [encoder(folder, trust_remote_code=True).encode(HELD_OUT) for folder in (tmp_path / "saved", student)]
+    assert np.array_equal(*vectors)
+    again = Compressed.load(tmp_path / "saved")
+    assert again.modules == result.modules and again.modules.keys() >= {"modules.json", "1_Pooling/config.json"}
+
+
+def test_texts_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("\n".join(TEXTS))
+    rows = [{"text": text} for text in TEXTS]
+    for data in (TEXTS, tmp_path / "texts", rows, Dataset.from_list(rows), DataFrame(rows), iter(TEXTS)):
+        assert texts_of(data, "embeddings", "text") == TEXTS
+    with pytest.raises(RowsError, match="embeddings: row 0 has no text in the column 'sentence'; it has 'text'"):
+        texts_of(rows, "embeddings", "sentence")
+    with pytest.raises(RowsError, match="unlabeled: 1 different texts are too few; at least 10 are needed"):
+        texts_of(["a", "a ", ""], "unlabeled", "text")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "give one of train, unlabeled, embeddings; there are no rows"),
+        ({"train": [], "embeddings": TEXTS}, "give one of train, .*; not train and embeddings"),
+        ({"train": [], "retrieval": []}, "retrieval: belongs to embeddings, and cannot be combined with train"),
+        ({"embeddings": TEXTS, "dev": []}, "dev: belongs to train, and cannot be combined with embeddings"),
+        ({"unlabeled": TEXTS, "regression": True}, "regression: belongs to train"),
+        ({"embeddings": TEXTS, "retrieval": [{"query": "a"}]}, "retrieval: row 0 has no text in the column 'passage'"),
+        ({"embeddings": TEXTS, "tokenizer": 1}, "tokenizer: a folder or name has its own; leave it out"),
+    ],
+)
+def test_arguments_that_do_not_fit(given: dict[str, Any], said: str, teacher: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        compress_model(teacher, **given, **SETTINGS)
+
+
 def test_passages_longer_than_the_positions(teacher: Path) -> None:
-    pairs = Pairs(("ba do .",), ("ba do fi " * 40,), (frozenset({0}),))
-    check_lengths(pairs, str(teacher), 32)
-    with pytest.raises(UserError, match=r"--max-length 33: rows have up to 33 tokens, but the model .* at most 32"):
-        check_lengths(pairs, str(teacher), 33)
-
-
-def test_it_is_saved_by_the_command_alone(student: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a sentence encoder is saved by nas.compress alone"):
-        Compressed.load(student).save(tmp_path / "again")
+    """They are cut to the teacher's positions, of which there are 32."""
+    pairs = Pairs(("ba do .",), ("ba do fi " * 40, "do"), (frozenset({0}),))
+    found = [
+        measure_retrieval(pairs, str(teacher), str(teacher), length, make_accelerator("cpu")) for length in (32, 100)
+    ]
+    assert found[0] == found[1]
 
 
 def test_retrieval_as_it_is_used(teacher: Path, student: Path) -> None:

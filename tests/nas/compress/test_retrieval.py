@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from distill.tasks.readers.tables import TableError
-from nas.compress.retrieval import contributions, read_pairs
+from nas.compress.retrieval import contributions, pairs_of
 from tests import requirements
 
 
@@ -37,9 +37,9 @@ def test_pairs(tmp_path: Path) -> None:
     rows = [("one?", "first"), ("two?", "second"), ("one?", "third"), ("two?", "second")]
     file = tmp_path / "pairs.jsonl"
     file.write_text("\n".join(json.dumps({"query": query, "passage": passage}) for query, passage in rows))
-    pairs = read_pairs(file)
+    pairs = pairs_of(file)
     assert pairs.queries == ("one?", "two?") and pairs.passages == ("first", "second", "third")
     assert pairs.answers == ({0, 2}, {1})
     file.write_text('{"question": "one?", "passage": "first"}')
     with pytest.raises(TableError, match="query"):
-        read_pairs(file)
+        pairs_of(file)

@@ -11,13 +11,17 @@ from safetensors.torch import load_file
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
+from nas.preparation.context import preparation_context
+from nas.preparation.phases import training_phase
 from nas.preparation.prepare import prepare
-from nas.preparation.workspace import IMPORTANCE, Compensation, Workspace
+from nas.preparation.supernet import load_supernet, order_inputs
+from nas.preparation.workspace import FISHER, IMPORTANCE, Compensation, Workspace, projections
 from search_spaces import Architecture, Experts
 from search_spaces.operations import UNARY
 from supernet.build import from_teacher
 from supernet.compensation.calibration import Calibration, calibrate
 from supernet.inherit import inherit
+from supernet.order.moments import FisherMatrices
 from tests.nas.tiny_study import TinyStudy, uniform
 
 COMPENSATED = {
@@ -139,3 +143,15 @@ def test_an_order_that_does_not_exist(tiny_study: TinyStudy) -> None:
     config = load_config(str(tiny_study.preset), {"supernet.order": "importence"})
     with pytest.raises(ConfigError, match=r"supernet.order: there is no 'importence'; did you mean 'importance'"):
         prepare(config, "cpu")
+
+
+def test_fisher_matrices_of_the_order_are_those_of_the_sorted_supernet(tiny_study: TinyStudy) -> None:
+    workspace = prepared(tiny_study, **COMPENSATED)
+    config, folders = workspace.config, workspace.folders
+    supernet, phase = load_supernet(config, folders, workspace.supernet), training_phase(config, "warmup", folders)
+    context = preparation_context(config, "cpu")
+    again = order_inputs(context, folders, supernet, phase, projections(workspace.supernet)).moments.fisher_matrices()
+    kept = FisherMatrices.load(workspace.supernet / FISHER)
+    for expected, found in zip([*again.ffns, *again.attentions], [*kept.ffns, *kept.attentions], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * float(expected.max()))
+    assert not (prepared(tiny_study).supernet / FISHER).exists()

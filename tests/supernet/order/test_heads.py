@@ -14,7 +14,7 @@ from distill.encoders.parts import encoder_layers, part
 from search_spaces import GELU, Architecture
 from supernet.build import base_of_teacher, build
 from supernet.order.importance import sort_heads, summed_loss
-from supernet.order.moments import Moments, MomentsError, attention_moments, fisher_matrices, sampled_loss
+from supernet.order.moments import ModelMoments, Moments, MomentsError, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
 from supernet.order.prediction import predicted_losses_of_heads
 from supernet.order.reconstruction import forward_selection_of_heads
@@ -94,7 +94,7 @@ def test_a_head_without_news_comes_last() -> None:
 def test_moments_are_those_of_the_output_map(model: nn.Module) -> None:
     """And the metric is the Fisher information of the predictions, of which sampled labels are an estimate."""
     _, context, _ = attended(model, 1)
-    found = attention_moments(model, BATCHES, sampled_loss(0))[1]
+    found = ModelMoments(model, BATCHES, sampled_loss(0)).attentions()[1]
     torch.testing.assert_close(found.mean_E, context.double().mean(dim=0), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.covariance_EE, torch.cov(context.double().t(), correction=0), rtol=1e-3, atol=1e-5)
     exact, tokens = torch.zeros(BASE.width, BASE.width, dtype=torch.float64), 0
@@ -109,7 +109,9 @@ def test_moments_are_those_of_the_output_map(model: nn.Module) -> None:
             (gradient,) = torch.autograd.grad(log_probabilities[:, label].sum(), seen[-1], retain_graph=True)
             of_tokens = (gradient * weights.sqrt()[:, None, None])[one["attention_mask"].bool()].double()
             exact += of_tokens.t() @ of_tokens
-    traces = [float(attention_moments(model, BATCHES, sampled_loss(seed))[1].metric_DD.trace()) for seed in range(12)]
+    traces = [
+        float(ModelMoments(model, BATCHES, sampled_loss(seed)).attentions()[1].metric_DD.trace()) for seed in range(12)
+    ]
     assert mean(traces) == pytest.approx(float(exact.trace()) / tokens, rel=0.2)
 
 
@@ -137,7 +139,7 @@ def test_each_is_what_its_name_says(model: nn.Module) -> None:
     value, output = part(layer, family.value).weight, part(layer, family.output).weight
     norms = [value[rows].norm() * output[:, rows].norm() for rows in (channels_of([h], SIZE) for h in range(HEADS))]
     torch.testing.assert_close(scores["magnitude"], torch.stack(norms))
-    moments = attention_moments(model, BATCHES, sampled_loss(0))[1]
+    moments = ModelMoments(model, BATCHES, sampled_loss(0)).attentions()[1]
     selected = forward_selection_of_heads(moments, output.detach(), HEADS)
     assert torch.equal(scores["reconstruction"].argsort(descending=True), selected)
     assert scores["unsorted"].argsort(descending=True).tolist() == list(range(HEADS))
@@ -160,11 +162,11 @@ def error(residuals_ND: np.ndarray, metric_DD: Tensor) -> float:
 
 
 def test_predicted_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> None:
-    losses = predicted_losses_of_heads(model, BATCHES, fisher_matrices(model, BATCHES, sampled_loss(0)))
+    losses = predicted_losses_of_heads(model, BATCHES, ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices())
     assert [len(layer) for layer in losses] == [HEADS + 1] * BASE.depth
     for layer in range(BASE.depth):
         x, context, output = attended(model, layer)
-        metric = attention_moments(model, BATCHES, sampled_loss(0))[layer].metric_DD
+        metric = ModelMoments(model, BATCHES, sampled_loss(0)).attentions()[layer].metric_DD
         target = (output - output.mean(dim=0)).double().numpy()
         for heads in range(1, HEADS):
             features = np.column_stack((np.ones(len(x)), context[:, : heads * SIZE].double().numpy()))
@@ -182,8 +184,8 @@ def test_predicted_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> N
 
 def test_what_has_no_prediction(model: nn.Module) -> None:
     with pytest.raises(MomentsError, match="no tokens"):
-        fisher_matrices(model, [], sampled_loss(0))
+        ModelMoments(model, [], sampled_loss(0)).fisher_matrices()
     with torch.no_grad():
         model.get_submodule("classifier").apply(lambda module: [part.zero_() for part in module.parameters()])
-    with pytest.raises(MomentsError, match="layer 0: the predictions do not depend on its output"):
-        predicted_losses_of_heads(model, BATCHES, fisher_matrices(model, BATCHES, sampled_loss(0)))
+    with pytest.raises(MomentsError, match="layer 0, block 0: the predictions do not depend on its output"):
+        predicted_losses_of_heads(model, BATCHES, ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices())

@@ -7,7 +7,7 @@ from torch import nn
 from search_spaces import GELU, Architecture
 from supernet.build import build
 from supernet.order.importance import neuron_importance, sort_channels, summed_loss
-from supernet.order.moments import block_moments, sampled_loss
+from supernet.order.moments import ModelMoments, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
 from supernet.order.reconstruction import forward_selection
 from tests.tiny import BASE, batch, inputs, shaken
@@ -45,7 +45,7 @@ def test_each_is_what_its_name_says(model: nn.Module) -> None:
         scores["magnitude"],
         torch.stack([block.expand.weight[i].norm() * block.project.weight[:, i].norm() for i in range(BASE.inner)]),
     )
-    moments = block_moments(model, BATCHES, sampled_loss(0))
+    moments = ModelMoments(model, BATCHES, sampled_loss(0)).blocks()
     order_E = forward_selection(moments[1][1], block.project.weight.detach())
     assert torch.equal(scores["reconstruction"].argsort(descending=True), order_E)
     assert scores["unsorted"].argsort(descending=True).tolist() == list(range(BASE.inner))

@@ -11,7 +11,7 @@ from search_spaces import GELU, Architecture, FFNGraph
 from supernet.build import build
 from supernet.embedding import of_rank
 from supernet.order.importance import sort_channels, summed_loss
-from supernet.order.moments import MomentsError, block_moments, fisher_matrices, sampled_loss
+from supernet.order.moments import ModelMoments, MomentsError, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
 from supernet.order.prediction import predicted_losses, predicted_losses_of_ranks, regression_errors
 from tests.supernet.order.test_reconstruction import remaining
@@ -68,11 +68,12 @@ def test_regressions_without_a_single_solution(rows: int, rank: int) -> None:
 def test_losses_are_errors_in_the_fisher_metric(formula: str) -> None:
     torch.manual_seed(0)
     model = shaken(build(Architecture.uniform(BASE, FFNGraph.parse(formula), 2), num_labels=3)).eval()
-    found = predicted_losses(model, BATCHES, fisher_matrices(model, BATCHES, sampled_loss(0)), ["gelu", "relu"], 20)
+    matrices = ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices()
+    found = predicted_losses(model, BATCHES, matrices, ["gelu", "relu"], 20)
     assert {op: [len(layer) for layer in layers] for op, layers in found.items()} == {
         op: [21] * BASE.depth for op in ("gelu", "relu")
     }
-    metric = block_moments(model, BATCHES, sampled_loss(0))[1][0].metric_DD
+    metric = ModelMoments(model, BATCHES, sampled_loss(0)).blocks()[1][0].metric_DD
     block = model.bert.encoder.layer[1].ffn[0]
     kept: list[Tensor] = []
     block.register_forward_pre_hook(lambda _, arguments: kept.append(arguments[0]))
@@ -97,10 +98,10 @@ def test_losses_are_errors_in_the_fisher_metric(formula: str) -> None:
 def test_the_base_graph_loses_what_the_second_moments_say(model: nn.Module) -> None:
     scores = ORDERS["reconstruction"].channels(OrderInputs(model, BATCHES, summed_loss, sampled_loss(0), 0))
     model.load_state_dict(sort_channels(model.state_dict(), scores, model.config))
-    moments = block_moments(model, BATCHES, sampled_loss(0))
-    losses = predicted_losses(model, BATCHES, fisher_matrices(model, BATCHES, sampled_loss(0)), ["gelu"], BASE.inner)[
-        "gelu"
-    ]
+    moments = ModelMoments(model, BATCHES, sampled_loss(0)).blocks()
+    losses = predicted_losses(
+        model, BATCHES, ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices(), ["gelu"], BASE.inner
+    )["gelu"]
     for layer, (of_block, _), loss in zip(model.bert.encoder.layer, moments, losses, strict=True):
         weight = layer.ffn[0].project.weight.detach()
         none, *expected = (remaining(of_block, weight, list(range(kept))) for kept in range(BASE.inner))
@@ -112,17 +113,19 @@ def test_the_base_graph_loses_what_the_second_moments_say(model: nn.Module) -> N
 
 def test_what_has_no_prediction(model: nn.Module) -> None:
     with pytest.raises(MomentsError, match="no tokens"):
-        fisher_matrices(model, [], sampled_loss(0))
+        ModelMoments(model, [], sampled_loss(0)).fisher_matrices()
     with torch.no_grad():
         model.bert.encoder.layer[2].ffn[0].expand.bias[0] = torch.nan
     with pytest.raises(MomentsError):
-        predicted_losses(model, BATCHES, fisher_matrices(model, BATCHES, summed_loss), ["gelu"], 4)
+        predicted_losses(model, BATCHES, ModelMoments(model, BATCHES, summed_loss).fisher_matrices(), ["gelu"], 4)
 
 
 def test_an_operation_that_overflows(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ffn.UNARY, "overflow", lambda x: torch.exp(1e3 + x.abs()))
     with pytest.raises(MomentsError, match="layer 0: the outputs of overflow are not finite"):
-        predicted_losses(model, BATCHES, fisher_matrices(model, BATCHES, sampled_loss(0)), ["gelu", "overflow"], 4)
+        predicted_losses(
+            model, BATCHES, ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices(), ["gelu", "overflow"], 4
+        )
 
 
 def test_losses_of_ranks_are_what_words_lose_in_the_fisher_metric(model: nn.Module) -> None:

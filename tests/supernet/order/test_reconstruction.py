@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from search_spaces import GELU, Architecture
 from supernet.build import build
-from supernet.order.moments import Moments, MomentsError, block_moments, sampled_loss
+from supernet.order.moments import ModelMoments, Moments, MomentsError, sampled_loss
 from supernet.order.reconstruction import forward_selection, forward_selection_of_heads
 from tests.tiny import BASE, batch, inputs, shaken
 
@@ -71,7 +71,7 @@ def test_moments_are_those_of_tokens(labels: int) -> None:
     model = shaken(build(Architecture.uniform(BASE, GELU, 2), num_labels=labels)).eval()
     model.config.problem_type = "regression" if labels == 1 else None
     batches = [batch(4, 9, seed=1), batch(3, 6, seed=2)]
-    moments = block_moments(model, batches, sampled_loss(0))
+    moments = ModelMoments(model, batches, sampled_loss(0)).blocks()
     block = model.bert.encoder.layer[1].ffn[1]
     seen: dict[str, Tensor] = {}
     block.project.register_forward_hook(lambda module, given, output: seen.update(input=given[0], output=output))
@@ -95,7 +95,7 @@ def test_moments_are_those_of_tokens(labels: int) -> None:
     torch.testing.assert_close(found.mean_E, together.mean(dim=0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.covariance_EE, torch.cov(together.t(), correction=0), rtol=1e-4, atol=1e-6)
     # Sampled labels give the exact metric on average.
-    sampled = [block_moments(model, batches, sampled_loss(seed))[1][1].metric_DD for seed in range(150)]
+    sampled = [ModelMoments(model, batches, sampled_loss(seed)).blocks()[1][1].metric_DD for seed in range(150)]
     mean, spread = torch.stack(sampled).mean(dim=0), torch.stack(sampled).std(dim=0) / 150**0.5
     assert bool(((mean - exact / tokens).abs() < 5 * spread + 1e-12).all())
 
@@ -103,11 +103,11 @@ def test_moments_are_those_of_tokens(labels: int) -> None:
 def test_what_has_no_moments_is_refused() -> None:
     model = shaken(build(Architecture.uniform(BASE, GELU, 1)))
     with pytest.raises(MomentsError, match="no tokens"):
-        block_moments(model, [], sampled_loss(0))
+        ModelMoments(model, [], sampled_loss(0)).blocks()
     with torch.no_grad():
         model.bert.encoder.layer[1].ffn[0].expand.weight[0, 0] = torch.nan
     with pytest.raises(MomentsError, match="logits are not finite"):
-        block_moments(model, [batch()], sampled_loss(0))
+        ModelMoments(model, [batch()], sampled_loss(0)).blocks()
 
 
 def test_predictions_that_depend_on_nothing_are_refused() -> None:
@@ -118,7 +118,7 @@ def test_predictions_that_depend_on_nothing_are_refused() -> None:
     with pytest.raises(
         MomentsError, match=r"layer 0, block 0: the predictions do not depend .*train the supernet longer"
     ):
-        block_moments(model, [batch()], sampled_loss(0))
+        ModelMoments(model, [batch()], sampled_loss(0)).blocks()
 
 
 def test_sums_that_overflow_are_refused() -> None:
@@ -126,13 +126,13 @@ def test_sums_that_overflow_are_refused() -> None:
     model = shaken(build(Architecture.uniform(BASE, GELU, 1), num_labels=3)).eval()
     loss = sampled_loss(0)
     with pytest.raises(MomentsError, match="layer 0, block 0: activations or gradients are not finite"):
-        block_moments(model, [batch()], lambda model, given: 1e30 * loss(model, given))
+        ModelMoments(model, [batch()], lambda model, given: 1e30 * loss(model, given)).blocks()
     block = model.bert.encoder.layer[0].ffn[0]
     with torch.no_grad():
         block.expand.weight[0] *= 1e30
         block.project.weight[:, 0] = 0
     with pytest.raises(MomentsError, match="layer 0, block 0: activations are not finite"):
-        block_moments(model, [batch()], loss)
+        ModelMoments(model, [batch()], loss).blocks()
 
 
 def test_of_equal_channels_the_first_comes_first() -> None:
@@ -156,7 +156,7 @@ def test_moments_of_channels_far_from_zero() -> None:
     batches = [batch(6, 9, seed=seed) for seed in range(3)]
     kept: list[Tensor] = []
     block.project.register_forward_hook(lambda _, arguments, output: kept.append(arguments[0]))
-    moments = block_moments(model, batches, sampled_loss(0))[0][0]
+    moments = ModelMoments(model, batches, sampled_loss(0)).blocks()[0][0]
     valid = [part[given["attention_mask"].bool()] for part, given in zip(kept, batches, strict=True)]
     values = torch.cat(valid).detach().double()
     assert float(moments.covariance_EE[0, 0]) == pytest.approx(0, abs=1e-12)
