@@ -130,12 +130,16 @@ def joined_rows(parts: Sequence[Arrays]) -> Any:
 
 
 def joined(parts: Sequence[Encoded]) -> Encoded:
-    """The rows of several splits of a task, to train on; of questions they have no `sources`."""
-    names = ("input_ids", "token_type_ids", "labels", "places")
+    """The rows of several splits of a task, to train on, without weights; of questions they have no `sources`."""
+    names = ("input_ids", "token_type_ids", "labels", "places", "groups")
     arrays = [{name: each for name in names if (each := getattr(part, name)) is not None} for part in parts]
-    lengths = [{"lengths": part.lengths} for part in parts]
-    rows = joined_rows([one | length for one, length in zip(arrays, lengths, strict=True)])
-    return Encoded(**rows, task_type=parts[0].task_type)
+    first = 0
+    for one, part in zip(arrays, parts, strict=True):
+        one["lengths"] = part.lengths
+        if part.groups is not None:
+            one["groups"] = part.groups + first
+            first = int(one["groups"].max(initial=first)) + 1
+    return Encoded(**joined_rows(arrays), task_type=parts[0].task_type)
 
 
 def save_encoded(encoded: Encoded, path: Path) -> None:

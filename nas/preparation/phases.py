@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distill.objectives import OBJECTIVES, Settings
+from distill.tasks.classes import weighted
 from distill.tasks.encoding import Encoded, joined, take
 from distill.training.loop import Diverged
 from distill.training.recipe import Recipe
@@ -101,6 +102,9 @@ def training_phase(config: StudyConfig, name: str, folders: TaskFolders) -> Trai
         rows = folders.text(name)
     elif name == "final" and config.final.all_rows:
         rows = joined([folders.rows("train"), folders.rows("search")])
+        own = config.rows.get(config.task)
+        if own is not None and own.class_weights is not None:
+            rows = weighted(rows, folders.task, own.class_weights)
     else:
         rows = folders.rows("train")
     rows = portion(rows, table.fraction, config.seed)

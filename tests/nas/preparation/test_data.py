@@ -213,6 +213,12 @@ def test_the_final_training_may_learn_from_all_rows(tiny_study: TinyStudy, tmp_p
     for row, expected in ((0, take(parts[0], np.array([0]))), (108, take(parts[1], np.array([0])))):
         alone = take(every.rows, np.array([row]))
         assert np.array_equal(alone.input_ids, expected.input_ids) and alone.labels == expected.labels
+    own = config.rows["mine"].model_copy(update={"class_weights": "balanced"})
+    weighted = training_phase(config.model_copy(update={"rows": {"mine": own}}), "final", folders)
+    assert weighted is not None and weighted.rows.weights is not None
+    counts = np.bincount(np.asarray(every.rows.labels))
+    expected = (1 / counts)[np.asarray(every.rows.labels)]
+    np.testing.assert_allclose(weighted.rows.weights, expected / expected.mean(), rtol=1e-6)
     with pytest.raises(ConfigError, match="all_rows: the search split decides when to stop"):
         load_config(str(preset), {"final.all_rows": True, "final.early_stopping_patience": 2})
 
