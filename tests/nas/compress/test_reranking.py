@@ -15,7 +15,7 @@ from distill.training.reranker import is_reranker, keep_activation
 from distill.training.teacher import load_config, load_model
 from nas.compress.command import main
 from nas.compress.python import Compressed, compress_model
-from nas.compress.retrieval import read_pairs
+from nas.compress.retrieval import pairs_of
 from nas.config.load import load_config as load_preset
 from nas.evaluation.trained import TrainedEvaluator
 from nas.export.command import main as export
@@ -196,10 +196,10 @@ def test_models_that_are_no_rerankers(
 
 
 def test_passages_to_rank(tmp_path: Path) -> None:
-    pairs = read_pairs(write(tmp_path / "a.jsonl", [*ROWS[:7], ROWS[0]]), ranked=True)
+    pairs = pairs_of(write(tmp_path / "a.jsonl", [*ROWS[:7], ROWS[0]]), ranked=True)
     assert pairs.ranked == ((0, 1, 2, 3, 4), (5, 6)) and pairs.answers == (frozenset({0}), frozenset({5}))
     assert pairs.texts()[0] == [row["query"] for row in ROWS[:7]]
     with pytest.raises(TableError, match="row 1 has '2' in the column 'relevant', which is not 0 or 1"):
-        read_pairs(write(tmp_path / "b.jsonl", [{**ROWS[0], "relevant": 2}]), ranked=True)
+        pairs_of(write(tmp_path / "b.jsonl", [{**ROWS[0], "relevant": 2}]), ranked=True)
     with pytest.raises(TableError, match="no column 'relevant'"):
-        read_pairs(write(tmp_path / "c.jsonl", [{"query": "a", "passage": "b"}]), ranked=True)
+        pairs_of(write(tmp_path / "c.jsonl", [{"query": "a", "passage": "b"}]), ranked=True)
