@@ -1,11 +1,13 @@
 """What the terminal shows."""
 
 import io
+import time
 
 import optuna
 import pytest
 from rich.console import Console
 
+from distill.training import progress as progress_module
 from distill.training.progress import clock
 from nas.search.progress import Part, Progress
 from nas.study import ledger
@@ -146,3 +148,12 @@ def test_a_resumed_piece_counts_from_where_it_began(monkeypatch: pytest.MonkeyPa
     progress.update("teacher: fine-tuning", 0.75)
     assert progress.left_of_piece() == pytest.approx(30)
     assert progress.line() == "teacher: fine-tuning 75% (0:30, 0:30 left)"
+
+
+def test_long_trials_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "SILENCE", 0.02)
+    file = io.StringIO()
+    with Progress(Console(file=file, width=200)) as shown:
+        shown.begin("stage 1", enqueued("base model"), 2)
+        while file.getvalue().count("stage 1: 0 of 2 trials, no score yet; starting the workers") < 2:
+            time.sleep(0.01)
