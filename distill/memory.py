@@ -53,9 +53,11 @@ def source_of(model: Any, tokenizer: Any, folder: Path) -> str:
             raise ModelError("tokenizer: a folder or name has its own; leave it out")
         return str(model)
     sentence_transformers = sys.modules.get("sentence_transformers")  # loaded if the model is one of its own
-    if sentence_transformers is not None and isinstance(model, sentence_transformers.SentenceTransformer):
+    if sentence_transformers is not None and isinstance(
+        model, sentence_transformers.SentenceTransformer | sentence_transformers.CrossEncoder
+    ):
         if tokenizer is not None:
-            raise ModelError("tokenizer: a SentenceTransformer has its own; leave it out")
+            raise ModelError(f"tokenizer: a {type(model).__name__} has its own; leave it out")
         model.save(str(folder), create_model_card=False)
         return str(folder)
     if not isinstance(model, PreTrainedModel):
