@@ -337,9 +337,10 @@ class World:
             else:
                 result.append(str(names[word]()) if word in names else word)
         small, few = ["--max-length", "16"], ["--batch-size", "4"]
+        long = {"--steps", "--epochs"} & set(words)
         more = {
             "distill.augment": ["--copies", "2"],
-            "distill": [*small, *few, *([] if "--steps" in words else ["--steps", "2"])],
+            "distill": [*small, *few, *([] if long else ["--steps", "2"])],
             "supernet.experts": [*small, "--importance-batches", "1", *([] if "--batch-size" in words else few)],
             "supernet.prune": [*small, *few, "--importance-batches", "1"],
             "nas.search": ["--out", str(self.fresh("results")), "--workers", "1"],
