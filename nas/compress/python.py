@@ -38,7 +38,7 @@ class Compressed(Distilled):
         return [*super().tables(), *([retrieval_table(self.metrics)] if "retrieval" in self.metrics else [])]
 
     def _repr_html_(self) -> str:
-        return super()._repr_html_() + svg(self.architecture)
+        return "".join(table.html() for table in self.tables()) + svg(self.architecture)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Compressed":
