@@ -1,10 +1,10 @@
-"""A tiny sentence encoder, as sentence-transformers saves it."""
+"""A tiny sentence encoder and a tiny reranker, as sentence-transformers saves them."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
 
 from tests import requirements
 from tests.nas.tiny_study import TinyStudy
@@ -37,3 +37,17 @@ def save_sentence_encoder(study: TinyStudy, folder: Path, mode: str = "mean", de
     made.save(str(folder))
     assert isinstance(made[0].auto_model, AutoModel.from_pretrained(plain).__class__)
     return made
+
+
+def save_reranker(study: TinyStudy, folder: Path) -> None:
+    """Save a random CrossEncoder without a sigmoid, with the tokenizer of the tiny study."""
+    requirements.module("sentence_transformers", "demo")
+    from sentence_transformers import CrossEncoder
+
+    plain = folder.with_name("plain")
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        config = BertConfig.from_pretrained(study.teacher, num_labels=1)
+        shaken(BertForSequenceClassification(config), seed=1, scale=0.1).save_pretrained(plain)
+    AutoTokenizer.from_pretrained(study.teacher).save_pretrained(plain)
+    CrossEncoder(str(plain), device="cpu", activation_fn=torch.nn.Identity(), max_length=24).save(str(folder))

@@ -19,7 +19,7 @@ from tests import requirements
 from tests.checkout import ROOT
 from tests.nas.rows import tagged
 from tests.nas.tiny_study import TinyStudy, corpus
-from tests.sentences import save_sentence_encoder
+from tests.sentences import save_reranker, save_sentence_encoder
 
 PAGE = ROOT / "docs" / "recipes.md"
 PROGRAMS: dict[str, tuple[Callable[[], ArgumentParser], Callable[[list[str]], int]]] = {
@@ -60,6 +60,7 @@ def write_files(study: TinyStudy) -> None:
     Path("texts.txt").write_text("\n".join(texts))
     pairs = [{"query": text.split()[0], "passage": text} for text in texts[:40]]
     Path("pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    Path("candidates.jsonl").write_text("\n".join(json.dumps({**pair, "relevant": 1}) for pair in pairs))
     columns: Any = zip(corpus().texts, corpus().sources, strict=True)
     rows = pandas.DataFrame({"review": text, "stars": source == "numpy"} for text, source in columns)
     rows = rows.sample(frac=1.0, random_state=0)
@@ -81,12 +82,15 @@ def test_it_runs(section: str, shared_study: TinyStudy, tmp_path: Path, monkeypa
     commands = recipes()[section]
     if "ENCODER" in commands[0]:
         save_sentence_encoder(shared_study, Path("ENCODER"))
+    if "RERANKER" in commands[0]:
+        save_reranker(shared_study, Path("RERANKER"))
     for command in commands:
         for large, small in SMALLER.items():
             command = command.replace(large, small)
         program, *words = shlex.split(command)
         # The tiny models are no fine-tuned ones.
-        first = ["--finetune-teacher", "20"] if program == "nas.compress" and "--embeddings" not in words else []
+        trained = "--embeddings" in words or "--reranking" in words or program != "nas.compress"
+        first = [] if trained else ["--finetune-teacher", "20"]
         assert PROGRAMS[program][1]([*words, *MORE[program].split(), *first]) == 0
     assert (tmp_path / "student" / "metrics.json").exists()
     assert ("nas.export" in commands[-1]) == (tmp_path / "export" / "onnx" / "model.onnx").exists()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import AutoTokenizer
 
 from distill.tasks.readers.tables import TableError
 from distill.training.reranker import is_reranker, keep_activation
@@ -23,7 +23,8 @@ from nas.onnx.model import OnnxModel
 from nas.preparation.prepare import prepare
 from tests import requirements
 from tests.nas.tiny_study import TinyStudy, corpus, uniform
-from tests.tiny import inputs, shaken
+from tests.sentences import save_reranker
+from tests.tiny import inputs
 
 TEXTS = list(dict.fromkeys(corpus().texts))[:300]
 # Each query with five passages, of which the first one is right.
@@ -52,14 +53,9 @@ def write(file: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.fixture(scope="module")
 def teacher(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random CrossEncoder without a sigmoid."""
-    folder = tmp_path_factory.mktemp("rerankers") / "plain"
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        config = BertConfig.from_pretrained(shared_study.teacher, num_labels=1)
-        shaken(BertForSequenceClassification(config), seed=1, scale=0.1).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(shared_study.teacher).save_pretrained(folder)
-    cross_encoder(folder, activation_fn=torch.nn.Identity(), max_length=24).save(str(folder.with_name("teacher")))
-    return folder.with_name("teacher")
+    folder = tmp_path_factory.mktemp("rerankers") / "teacher"
+    save_reranker(shared_study, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
