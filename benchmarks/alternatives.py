@@ -1,12 +1,12 @@
 """What a user could take instead of a teacher: every alternative on one task, trained alike.
 
-Alternatives are the teacher's int8 file; the teacher with 1, 2, ... of its layers, those that leave the least predicted
-loss; and for every budget, a fraction of the teacher's latency in the preset's `deployment`, the uniform slice, global
-importance, the MILP allocation and, with --searches, winners of stage 1. All but the teacher inherit compensated
-weights and are trained for --steps steps with --seeds seeds. Each is scored on the dev split in PyTorch and as an int8
-file; differences to the teacher are paired on its rows, and of several seeds the mean difference has the mean error of
-one. Latencies are those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX and int8 (whole models
-side by side, with random weights), also relative to the teacher in the same form.
+Alternatives are the teacher's int8 file; the teacher without 1, 2, ... of its layers, those whose removal raises
+the predicted loss least; and for every budget, a fraction of the teacher's latency in the preset's `deployment`, the uniform
+slice, global importance, the MILP allocation and the winners of --searches searches (stage 1; 0: none). All but the
+teacher inherit compensated weights and are trained for --steps steps with --seeds seeds. Each is scored on the dev
+split in PyTorch and as an int8 file; differences to the teacher are paired on the rows: means over the seeds, with the
+mean of their standard errors. Latencies are those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX
+and int8 (whole models side by side, with random weights), also relative to the teacher in the same form.
 
 The file of raw numbers is written after every measurement, and the same command continues from it. Give --preset a file
 of `extends = "minilm"` with `teacher`, `tasks` and `data` for a task of your own.
@@ -71,7 +71,7 @@ class Alternatives:
         for count in range(base.depth - 1, 0, -1):
             kept = np.argsort(rises)[base.depth - count :]
             layers = tuple(whole if layer in kept else none for layer in range(base.depth))
-            found[f"{count} layers"] = replace(Architecture.uniform(base, graph), layers=layers)
+            found[f"layers: {count}"] = replace(Architecture.uniform(base, graph), layers=layers)
         for budget in self.budgets:
             name = budget.config.space.max_latency
             for architecture, origin, _ in budget.plan.baselines:
@@ -187,7 +187,7 @@ def draw(
 
     kinds: dict[str, list[str]] = {}
     for name in found:
-        kind = FEWER_LAYERS if name.endswith("layers") else name.split(", ")[0]
+        kind = FEWER_LAYERS if name.startswith("layers: ") else name.split(", ")[0]
         kinds.setdefault(kind, []).append(name)
     figure, panels = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained", sharey=True)
     for axes, form in zip(panels, (TORCH, INT8), strict=True):

@@ -13,7 +13,7 @@ intermediate values are those of the full training, with its learning rates.
 Kendall's tau-b is the mean over seeds; intervals are percentiles over resampled architectures. Seconds are per
 architecture, from the supernet's weights on; the teacher runs in every step.
 
-With --tasks, the same architectures are also trained on further tasks, each from a supernet and a teacher of its own. A
+With --further-tasks, the same architectures are also trained on these, each from a supernet and a teacher of its own. A
 second table compares the score of the search, which is on the first task, with these scores (EfficientBERT, figure 3).
 
 The file of raw numbers is written after every training, and the same command continues from it; seeds can be added.
@@ -230,7 +230,7 @@ def add_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--architectures", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--full-steps", type=int, default=400, help="default: %(default)s")
-    parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="further tasks to train them on")
+    parser.add_argument("--further-tasks", nargs="+", default=[], metavar="TASK", help="further tasks to train them on")
     parser.add_argument("--data", help="the folder of the tasks' official files; default: the preset's")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of batches, at least two; default: 1 2 3"
@@ -274,8 +274,8 @@ def run(options: Namespace, report: Report) -> None:
         "threads": torch.get_num_threads(),
         "architectures": [architecture.to_json() for architecture in architectures],
     }
-    alone = {task: config.model_copy(update={"tasks": (task,)}) for task in options.tasks}
+    alone = {task: config.model_copy(update={"tasks": (task,)}) for task in options.further_tasks}
     further = {task: Measure(prepare(other), options.full_steps) for task, other in alone.items()}
-    kept = Kept(report, settings | ({"tasks": options.tasks} if further else {}), options.seeds)
+    kept = Kept(report, settings | ({"tasks": options.further_tasks} if further else {}), options.seeds)
     measure_missing(measure, kept, options.seeds, further)
     show(report, {"settings": kept.settings, "measured": kept.measured}, options.seeds)

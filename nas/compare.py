@@ -77,7 +77,7 @@ def command(options: argparse.Namespace) -> int:
         from nas.report.command import check_plots
 
         check_plots()
-        from nas.report.plane import draw
+        from nas.report.scatter import draw
 
         draw([Path(item) for item in options.items], options.plot)
         print(f"wrote {options.plot}")

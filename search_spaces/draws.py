@@ -14,9 +14,9 @@ Draw = Callable[[str, Sequence[str], random.Random], str]
 NEAR, RELEASED = "near", "released"
 DRAWS = (NEAR, RELEASED)
 SEGMENTS = ("pre", "mid", "post")
-# In the released code a layer's graph is an expression tree to which genetic programming applies four mutations, again
-# and again until one of 1,000 results is valid. So many percent of 5,200 trees that it drew in stage 1 differ from the
-# base graph in these segments: in none (-), by another unary operation (u), or by a binary one (b).
+# In the released code a layer's graph is an expression tree to which genetic programming applies four mutations,
+# again and again until one of 1,000 results is valid. Of 5,200 trees that it draws in stage 1, so many percent differ
+# from the base graph in these segments: in none (-), by another unary operation (u), or by a binary one (b).
 FREQUENCIES = {
     ("u", "-", "-"): 25.6,
     ("-", "-", "u"): 25.2,
@@ -37,8 +37,8 @@ FREQUENCIES = {
 
 
 def near(start: Mapping[str, str], mutation_rate: float) -> Draw:
-    """An operation is, with probability 1 - mutation_rate, the base graph's, which is the first of the choices. With a
-    start, any choice that defines a graph is, with this probability, the start's. Otherwise it is uniform.
+    """With probability 1 - mutation_rate a choice is the start's if there is one, else the base graph's, which is the
+    first of the choices; otherwise all are equally likely.
 
     Args:
         start: the choices that define the graphs of the start; empty if there is none.

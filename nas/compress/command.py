@@ -56,7 +56,7 @@ def parser() -> Parser:
     )
     rows.add_argument("--retrieval", type=Path, metavar="FILE", help=pairs)
     budget = result.add_argument_group("budget")
-    latency = "limit on the latency, or its fraction of the teacher's (default: 1/3x)"
+    latency = "limit on the latency, or its fraction of the teacher's (default: 1/3x if nothing else is limited)"
     budget.add_argument("--max-latency", metavar="12ms|0.3x", help=latency)
     budget.add_argument("--max-params", metavar="15M", help="limit on the parameters")
     budget.add_argument("--max-size", metavar="10MB", help="limit on the file of the weights")
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_labels(options: argparse.Namespace) -> int:
-    """Compress with the teacher's predictions as labels, or its vectors."""
+    """Compress with the teacher's predictions as labels, its vectors or its scores."""
     with loading(options.quiet):
         from distill.memory import write_rows
         from distill.tasks.readers.tables import read_columns

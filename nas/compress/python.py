@@ -54,18 +54,18 @@ class Compressed(Distilled):
         super().save(folder)
         self.architecture.save(Path(folder) / ARCHITECTURE_FILE)
 
-    def push_to_hub(self, repo: str, *, licence: str, base_model: str | None, private: bool = False) -> str:
+    def push_to_hub(self, repo: str, *, license: str, base_model: str | None, private: bool = False) -> str:
         """Upload what `save` writes to the Hugging Face hub, with a model card; returns its address.
 
         Args:
             repo: its name there, "organization/name".
-            licence: the identifier of its licence on the hub, such as "apache-2.0".
+            license: the identifier of its license on the hub, such as "apache-2.0".
             base_model: the name on the hub of the model that it was made from; None: it is not there.
 
         Raises:
             UserError: a name is wrong, or the hub does not take it.
         """
-        publication = Publication(repo, licence, base_model or NOT_THERE, private)
+        publication = Publication(repo, license, base_model or NOT_THERE, private)
         publication.check(None)
         with scratch_folder() as folder:
             self.save(folder / "student")

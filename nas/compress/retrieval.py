@@ -1,5 +1,5 @@
-"""How well a student and its teacher find passages for queries: sentence encoders among all passages, each alone and
-the student's queries among the teacher's passages; rerankers among the passages that are given for each query.
+"""How well a student and its teacher find passages for queries. Sentence encoders search all passages: each model
+alone, and the student's queries in the teacher's index. Rerankers sort the passages that are given for each query.
 """
 
 from collections.abc import Mapping, Sequence

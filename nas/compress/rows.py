@@ -1,4 +1,4 @@
-"""The rows to compress with that are without labels: texts, with predicted labels."""
+"""Reads texts without labels, and labels them with a classifier's predictions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

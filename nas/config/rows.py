@@ -29,7 +29,8 @@ class RowsTable(Table):
         regression, multi_label: whether a number is predicted, or any number of classes.
         embeddings: whether the vector of a sentence encoder is predicted, without labels.
         reranking: whether the score of a reranker for the query `text` and the passage `pair` is, without labels.
-        labels: the names of the classes in the order of the teacher's outputs; None: those that occur, sorted.
+        labels: the names of the classes in the order of the teacher's outputs; None: the teacher's if it
+            has these classes, otherwise those that occur, in order.
         metric: the score, such as "f1_macro" or "matthews"; None: accuracy, Spearman's correlation of numbers, or
             "f1_micro" with `multi_label`.
         threshold: the probability from which a class is predicted with `multi_label`.

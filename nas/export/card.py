@@ -62,7 +62,7 @@ class Card:
         forms: by the names of ONNX files, the scores as `nas.onnx.int8.scores_of_models` returns them, or None.
         latency: None if it was not measured.
         command: the words of the command line; empty if it was made in Python.
-        publication: has the licence and the base model, as far as they were given.
+        publication: has the license and the base model, as far as they were given.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Card:
         return f"---\n{self.metadata().to_yaml()}\n---\n\n{body}\n"
 
     def metadata(self) -> ModelCardData:
-        """The header that the hub reads. What is not known, such as a licence that was not given, is left out."""
+        """The header that the hub reads. What is not known, such as a license that was not given, is left out."""
         config = self.checkpoint.config
         family = str(family_of(self.checkpoint.model).students_of)
         results = self._eval_results()
@@ -92,7 +92,7 @@ class Card:
             language="en" if config is not None and _is_english(config.task) else None,
             library_name="transformers" if self._use_of() is USE else "sentence-transformers",
             pipeline_tag=self._pipeline(),
-            license=self.publication.licence,
+            license=self.publication.license,
             base_model=None if base_model == NOT_THERE else base_model,
             tags=[family, "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
             model_name=self.name if results else None,

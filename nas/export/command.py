@@ -4,7 +4,7 @@
     python -m nas.export results/demo/final --onnx                (and an ONNX model)
     python -m nas.export results/demo/final --onnx --int8         (and an int8 one)
     python -m nas.export results/demo/final --as bert             (as an ordinary checkpoint of its family)
-    python -m nas.export results/demo/final --push ME/NAME --licence apache-2.0    (and on the Hugging Face hub)
+    python -m nas.export results/demo/final --push ME/NAME --license apache-2.0    (and on the Hugging Face hub)
 
 A table of latencies is measured on the spot.
 """

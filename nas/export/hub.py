@@ -10,7 +10,7 @@ from typing import Any
 from foundation.errors import UserError
 
 # The names of the options.
-OF_HUB = ("push", "private", "licence", "base_model")
+OF_HUB = ("push", "private", "license", "base_model")
 # The base model of a teacher that is not on the hub.
 NOT_THERE = "none"
 
@@ -25,13 +25,13 @@ class Publication:
 
     Attributes:
         repo: the name on the hub, "organization/name"; None: it is not published.
-        licence: the identifier of its licence on the hub, such as "apache-2.0"; None if it was not given.
+        license: the identifier of its license on the hub, such as "apache-2.0"; None if it was not given.
         base_model: the name on the hub of the model that it was made from, or `NOT_THERE`; None if it was not given.
         private: whether others cannot see it.
     """
 
     repo: str | None = None
-    licence: str | None = None
+    license: str | None = None
     base_model: str | None = None
     private: bool = False
 
@@ -42,16 +42,16 @@ class Publication:
             known_base: the base model's name on the hub, if the teacher was given by it.
 
         Raises:
-            HubError: the licence or the base model is missing, a name is wrong, or the hub does not know the user.
+            HubError: the license or the base model is missing, a name is wrong, or the hub does not know the user.
         """
-        if self.licence is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", self.licence):
-            raise HubError(f"--licence: must be an identifier of the hub such as apache-2.0, not {self.licence!r}")
+        if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", self.license):
+            raise HubError(f"--license: must be an identifier of the hub such as apache-2.0, not {self.license!r}")
         if self.repo is None:
             if self.private:
                 raise HubError("--private belongs to --push REPO: leave it out")
             return
-        if self.licence is None:
-            raise HubError("--push needs the licence of what is published: add --licence, such as apache-2.0")
+        if self.license is None:
+            raise HubError("--push needs the license of what is published: add --license, such as apache-2.0")
         if self.base_model is None and known_base is None:
             raise HubError(f"--push needs the teacher's name on the hub: add --base-model NAME, or {NOT_THERE}")
         with _in_one_line():
@@ -105,11 +105,11 @@ def add_push_options(add: Any) -> None:
     """Add the options to a parser or group of one by its `add_argument`."""
     add("--push", metavar="REPO", help="upload the folder to the Hugging Face hub, with a model card")
     add("--private", action="store_true", help="so that others cannot see it there")
-    add("--licence", metavar="ID", help="licence in the model card, such as apache-2.0 (needed for --push)")
+    add("--license", metavar="ID", help="license in the model card, such as apache-2.0 (needed for --push)")
     base = "name on the hub of the model it was made from, for the card; none: it is not there"
     add("--base-model", metavar="NAME", help=base)
 
 
 def publication_of(options: Any) -> Publication:
     """What the options of `add_push_options` say."""
-    return Publication(options.push, options.licence, options.base_model, options.private)
+    return Publication(options.push, options.license, options.base_model, options.private)

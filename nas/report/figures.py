@@ -220,7 +220,7 @@ def _front(axis: Any, stage: Stage, cost: str, references: Sequence[Candidate]) 
                           textcoords="offset points", ha="right", va="top", fontsize=8)  # fmt: skip
 
 
-def plane(points: Sequence[tuple[str, float, float]], x: str, y: str) -> "Figure":
+def scatter(points: Sequence[tuple[str, float, float]], x: str, y: str) -> "Figure":
     """Named points in one plane, whose axes have these names (EfficientBERT, figure 1)."""
     drawn = figure(6.4, 4.2)
     axis = drawn.subplots()

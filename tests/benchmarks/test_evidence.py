@@ -99,7 +99,7 @@ def test_it_goes_on_where_it_was_cut_short(
         path.write_text(json.dumps(json.loads(file.read_text()) | {"results": results}))
 
     command = ("--preset", tiny_study.preset, "--architectures", 4, "--full-steps", 7, "--seeds", 1, 2, "--json", file)
-    command += ("--tasks", "neighbours")
+    command += ("--further-tasks", "neighbours")
     first, _ = run(*command)
     whole = read_results(file, "evidence")["results"]
     assert set(whole["measured"]) == {

@@ -22,7 +22,9 @@ def encode(tokenizer: Any, split: Split, max_length: int, stride: int) -> Encode
 
 
 def predict(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]) -> np.ndarray:
-    """Which classes are at least as likely as not: bool (N, C)."""
+    """Which classes have a logit of at least 0, from which `Task.predict` has subtracted that of the threshold: bool
+    (N, C).
+    """
     return np.stack(logits) >= 0
 
 

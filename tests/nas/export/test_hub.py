@@ -83,15 +83,15 @@ EXPORT = "import sys; from nas.export.command import main; sys.exit(main())"
 IN_PYTHON = """
 import sys
 from nas import Compressed
-print(Compressed.load(sys.argv[1]).push_to_hub("me/small", licence="mit", base_model=None, private=True))
+print(Compressed.load(sys.argv[1]).push_to_hub("me/small", license="mit", base_model=None, private=True))
 """
 
 
 def test_an_export(checkpoint: Path, hub: tuple[str, type[Hub]], tmp_path: Path) -> None:  # noqa: F811
-    """The card has the scores, the licence and the base model; the configuration stays here."""
+    """The card has the scores, the license and the base model; the configuration stays here."""
     address, state = hub
     words = [checkpoint, "--out", tmp_path / "out", "--skip-latency", "--json", "--push", "me/small"]
-    result = push(address, EXPORT, *words, "--licence", "apache-2.0", "--base-model", "me/large")
+    result = push(address, EXPORT, *words, "--license", "apache-2.0", "--base-model", "me/large")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["url"] == f"{address}/me/small"
     (made,) = state.created
@@ -124,7 +124,7 @@ def test_in_python(checkpoint: Path, hub: tuple[str, type[Hub]]) -> None:  # noq
 
 def test_a_wrong_token(checkpoint: Path, hub: tuple[str, type[Hub]], tmp_path: Path) -> None:  # noqa: F811
     """It is noticed before the work."""
-    words = [checkpoint, "--out", tmp_path / "out", "--push", "me/small", "--licence", "mit", "--base-model", "none"]
+    words = [checkpoint, "--out", tmp_path / "out", "--push", "me/small", "--license", "mit", "--base-model", "none"]
     result = push(hub[0], EXPORT, *words, token="hf_wrong")
     (line,) = result.stderr.splitlines()
     assert result.returncode == 2 and "--push: " in line and "token" in line.lower()
@@ -134,13 +134,13 @@ def test_a_wrong_token(checkpoint: Path, hub: tuple[str, type[Hub]], tmp_path: P
 @pytest.mark.parametrize(
     ("publication", "said"),
     [
-        (Publication("me/small"), "--push needs the licence of what is published: add --licence, such as apache-2.0"),
+        (Publication("me/small"), "--push needs the license of what is published: add --license, such as apache-2.0"),
         (Publication("me/small", "mit"), "--push needs the teacher's name on the hub: add --base-model NAME, or none"),
         (Publication("a/b/c", "mit", "none"), "--push: Repo id must be"),
         (Publication("me/small", "mit", "a b"), "--push: Repo id must"),
         (
             Publication(None, "MIT License"),
-            "--licence: must be an identifier of the hub such as apache-2.0, not 'MIT L",
+            "--license: must be an identifier of the hub such as apache-2.0, not 'MIT L",
         ),
         (Publication(private=True), "--private belongs to --push REPO: leave it out"),
     ],
@@ -154,4 +154,4 @@ def test_mistakes_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "texts").write_text("\n".join(map(str, range(20))))
     words = ["bert-base-uncased", "--unlabeled", str(tmp_path / "texts"), "--out", str(tmp_path / "out")]
     assert compress([*words, "--push", "me/small"]) == 2
-    assert "--push needs the licence" in capsys.readouterr().err
+    assert "--push needs the license" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from nas.compare import main
 from nas.export.latency import ONNX, STUDENT, TEACHER, TORCH, LatencyReport, Timing
-from nas.report.plane import points
+from nas.report.scatter import points
 from tests.commands import refused
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from distill.table import plural
 from foundation.errors import UserError
 from foundation.files import read_json
 from nas.latency.settings import TORCH
@@ -62,7 +63,7 @@ def draw(folders: list[Path], path: Path) -> None:
     """
     found, metric, batch = points(folders)
     with figures.styled():
-        drawn = figures.plane(found, f"latency of {batch} sentences, ms", metric)
+        drawn = figures.scatter(found, f"latency of {plural(batch, 'sentence')}, ms", metric)
         try:
             drawn.savefig(path, dpi=150)
         except (OSError, ValueError) as error:
