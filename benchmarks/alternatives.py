@@ -1,12 +1,13 @@
 """What a user could take instead of a teacher: every alternative on one task, trained alike.
 
-Alternatives are the teacher's int8 file; the teacher without 1, 2, ... of its layers, those whose removal raises
-the predicted loss least; and for every budget, a fraction of the teacher's latency in the preset's `deployment`, the uniform
-slice, global importance, the MILP allocation and the winners of --searches searches (stage 1; 0: none). All but the
-teacher inherit compensated weights and are trained for --steps steps with --seeds seeds. Each is scored on the dev
-split in PyTorch and as an int8 file; differences to the teacher are paired on the rows: means over the seeds, with the
-mean of their standard errors. Latencies are those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX
-and int8 (whole models side by side, with random weights), also relative to the teacher in the same form.
+Alternatives are the teacher's int8 file; the teacher without 1, 2, ... of its layers, those whose removal raises the
+predicted loss least; and for every budget, a fraction of the teacher's latency in the preset's `deployment`, the
+uniform slice, global importance, the MILP allocation and the winners of --searches searches (stage 1; 0: none). All
+but the teacher inherit compensated weights and are trained for --steps steps with --seeds seeds. Each is scored on
+the dev split in PyTorch and as an int8 file; differences to the teacher are paired on the rows: means over the seeds,
+with the mean of their standard errors. Latencies are those of one sentence and of 32 with `max_length` tokens in
+PyTorch, ONNX and int8 (whole models side by side, with random weights), also relative to the teacher in the same
+form.
 
 The file of raw numbers is written after every measurement, and the same command continues from it. Give --preset a file
 of `extends = "minilm"` with `teacher`, `tasks` and `data` for a task of your own.
