@@ -554,7 +554,7 @@ def test_a_student_that_starts_from_random_weights(
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     # Nothing is warmed up, which would be thrown away.
     said = capsys.readouterr().out
-    assert "teacher: fine-tuning" in said and "warm-up" not in said
+    assert "measuring" in said and "warm-up" not in said
     # The base model, which would otherwise start as the fine-tuned teacher, is random too.
     facts = json.loads((outs[0] / "metrics.json").read_text())
     models, first = facts["models"], facts["metrics"][0]

@@ -132,36 +132,21 @@ def compress_model(
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
     given = {"train": train, "unlabeled": unlabeled, "embeddings": embeddings}
-    columns: dict[str, Any] = {"text": text, "pair": pair, "label": label}
-    columns |= {"regression": regression, "reranking": reranking}
-    columns |= {"multi_label": multi_label, "threshold": threshold, "class_weights": class_weights}
-    of_train = {"dev": dev, "pair": pair, "regression": regression, "reranking": reranking, "multi_label": multi_label}
-    of_train |= {"class_weights": class_weights, "finetune_teacher": finetune_teacher}
-    _check(given, **of_train, **({} if reranking else {"retrieval": retrieval}))
+    kinds = {"regression": regression, "reranking": reranking, "multi_label": multi_label}
+    columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, "class_weights": class_weights}
+    of_train = {"dev": dev, "pair": pair, "class_weights": class_weights, "finetune_teacher": finetune_teacher}
+    _check(given, **of_train, **kinds, **({} if reranking else {"retrieval": retrieval}))
+    first = {"space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency}
+    settings = first | {"space.max_params": max_params, "space.max_size": max_size, "finetune.steps": finetune_teacher}
+    settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "max_length": max_length, "seed": seed}
+    settings |= {} if steps is None else {"final.steps": steps}
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
-        rows = _write_rows(folder, given, dev, columns, (source, max_length, device))
-        settings = {
-            "teacher": source,
-            "tasks": [OWN],
-            "rows": {OWN: rows},
-            "max_length": max_length,
-            "seed": seed,
-            "space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency,
-            "space.max_params": max_params,
-            "space.max_size": max_size,
-            "deployment.runtime": runtime,
-            "deployment.threads": threads,
-            "finetune.steps": finetune_teacher,
-        } | ({} if steps is None else {"final.steps": steps})
+        rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, device))
         preset = f"{PRESET}-embeddings" if embeddings is not None else f"{PRESET}-reranking" if reranking else PRESET
-        run = CompressRun(
-            config=load_config(preset, settings),
-            out=folder / "student",
-            uniform=uniform,
-            pairs=None if retrieval is None else pairs_of(retrieval, ranked=reranking),
-            device=device,
-        )
+        config = load_config(preset, settings | {"teacher": source, "tasks": [OWN], "rows": {OWN: rows}})
+        pairs = None if retrieval is None else pairs_of(retrieval, ranked=reranking)
+        run = CompressRun(config=config, out=folder / "student", uniform=uniform, pairs=pairs, device=device)
         if compress(run, on_progress, warnings.warn) is None:
             raise UserError("only the first of several processes has a result")
         return Compressed.load(run.out)

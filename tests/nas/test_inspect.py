@@ -121,6 +121,7 @@ def test_heads(head: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["efficientbert", "--head", head, "--labels", "9"]) == 0
     words = {
         "classification": "with pooler and 9 outputs",
+        "multi_label_classification": "with pooler and 9 outputs",
         "embeddings": "with pooler",
         "regression": "with pooler and 1 output",
         "token_classification": "with 9 outputs for each token",

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from distill.__main__ import main, parser
-from distill.objectives import OBJECTIVES
 from tests.distill.command.shared import Distil
 
 CHAIN = "--assistant first:4 --finetune-teacher 2"
@@ -162,4 +161,3 @@ def test_help_says_all() -> None:
     text = parser().format_help()
     assert all(len(line) <= 120 for line in text.splitlines())
     assert not [action.dest for action in parser()._actions if not action.help]
-    assert len(OBJECTIVES) == 14

@@ -192,7 +192,11 @@ DIVISORS = "must divide the student's 24 channels and the teacher's 24: choose o
         ("codir", {"labels": [0, 1]}, "labels: 16 rows need as many, not (2,); or None"),
         ("codir", {"labels": [1] * 16}, "labels: all 16 rows are of class 1, so none has a negative; use None"),
         ("tinybert", {"phase": "hidden"}, "phase='hidden': choose one of intermediate, prediction"),
-        ("microbert", {"layers": "all"}, "layers='all': choose one of average, overlapping, last"),
+        (
+            "microbert",
+            {"layers": "all"},
+            "layers='all': choose one of average, overlapping, last, released, released_last",
+        ),
         ("microbert", {"adversarial_form": "log"}, "adversarial_form='log': choose one of non_saturating, minimax"),
         ("microbert", {"critic_input": "states"}, "critic_input='states': choose one of cls_state, logits"),
         ("minilmv2", {"relation_heads": 5}, f"relation_heads=5 {DIVISORS}"),
