@@ -23,7 +23,7 @@ def configuration(folder: Path) -> StudyConfig:
         {
             "tasks": ["tickets"],
             "rows.tickets": files | {"text": TEXT, "label": LABEL},
-            "max_length": 32,
+            "max_length": 48,
             # Text without labels for the final training; by default the embedded documentation.
             "corpus": str(folder.resolve() / "messages.txt"),
             "finetune": {"steps": 60, "batch_size": 16},  # of the teacher
