@@ -14,18 +14,16 @@ import logging
 import os
 import platform
 import re
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from multiprocessing import get_context
 from pathlib import Path
 
 from foundation.files import cache_folder, write_atomically
+from foundation.processes import in_processes
 
 log = logging.getLogger(__name__)
 
@@ -138,11 +136,7 @@ def build_corpus(sources: Mapping[str, Path], workers: int = 1) -> Corpus:
     The result does not depend on ``workers``, the number of processes. Raises ValueError if no prose is found.
     """
     files = [(source, root, path) for source, root in sources.items() for path in _python_files(root)]
-    if workers > 1 and len(files) > 100 and _can_spawn():
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            documents = list(pool.map(_read_file, files, chunksize=50))
-    else:
-        documents = [_read_file(file) for file in files]
+    documents = [*in_processes(_read_file, files, workers if len(files) > 100 else 1)]
     seen: set[str] = set()
     rows: list[tuple[str, str, str, int]] = []
     for source, document, sentences in sorted(part for parts in documents for part in parts):
@@ -197,12 +191,6 @@ def _lines(corpus: Corpus) -> Iterator[bytes]:
     for (source, document), group in groupby(rows, key=lambda row: row[:2]):
         _, _, positions, texts = zip(*group, strict=True)
         yield json.dumps([source, document, positions, texts]).encode() + b"\n"
-
-
-def _can_spawn() -> bool:
-    """Whether processes can be spawned: they import the main module again, which fails for a script from stdin."""
-    main = sys.modules["__main__"]
-    return getattr(main, "__spec__", None) is not None or Path(getattr(main, "__file__", __file__)).is_file()
 
 
 def _python_files(root: Path) -> list[Path]:

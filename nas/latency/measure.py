@@ -112,8 +112,5 @@ def latencies_in(
             on_device = {name: model.to(device) for name, model in models.items()}
             return latencies(on_device, example(vocabulary, batch, tokens, device), rounds)
         with scratch_folder() as folder:
-            files = {
-                name: exported(model.cpu(), runtime, folder, str(number))
-                for number, (name, model) in enumerate(models.items())
-            }
-            return onnx_latencies(files, batch, tokens, rounds)
+            files = exported(models.values(), runtime, folder)
+            return onnx_latencies(dict(zip(models, files, strict=True)), batch, tokens, rounds)

@@ -14,16 +14,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 
+import joblib
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from foundation.files import scratch_folder
+from foundation.processes import in_processes
 from nas.latency import onnx_passes
 from nas.latency.steps import lower_quartile
 from nas.latency.whole import NO_GROWTH, WHOLE_ROUNDS, Latency, TooBusy
@@ -34,6 +37,8 @@ INT8 = "onnx-int8"
 RUNTIMES = ("onnx", INT8)
 # The last node of a part: a LayerNorm; in an RMSNorm, which onnxruntime runs node by node, the one before its scale.
 ENDS = ("LayerNorm", "Reciprocal")
+# Of which each takes most of a gigabyte.
+PROCESSES = 4
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -50,15 +55,21 @@ class ModelPart:
     nodes: int
 
 
-def exported(model: PreTrainedModel, runtime: str, folder: Path, name: str) -> Path:
-    """The file of the model as `nas.export` writes it, in `folder`."""
-    path = folder / f"{name}.onnx"
-    export_onnx(model.eval(), path)
+def exported(models: Iterable[PreTrainedModel], runtime: str, folder: Path) -> Iterator[Path]:
+    """The file of each model as `nas.export` writes it, in `folder`; several are written at the same time."""
+    processes = min(PROCESSES, joblib.cpu_count())
+    return in_processes(partial(_export, runtime=runtime, folder=folder), enumerate(models), processes)
+
+
+def _export(numbered: tuple[int, PreTrainedModel], runtime: str, folder: Path) -> Path:
+    number, model = numbered
+    path = folder / f"{number}.onnx"
+    export_onnx(model.cpu().eval(), path)
     if runtime != INT8:
         return path
-    quantize(path, folder / f"{name}-int8.onnx")
+    quantize(path, folder / f"{number}-int8.onnx")
     path.unlink()
-    return folder / f"{name}-int8.onnx"
+    return folder / f"{number}-int8.onnx"
 
 
 def onnx_latencies(

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import cycle
+from itertools import chain, cycle
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import nnls
@@ -59,11 +60,11 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
     ranks = cycle([None, *settings.measured_ranks[-1:], *settings.measured_ranks[:1]])
     architectures = [replace(each, embedding=Embedding(next(ranks))) for each in architectures]
     with scratch_folder() as folder:
-        files = {"teacher": exported(small_teacher(settings.teacher), settings.runtime, folder, "teacher")}
-        for number, architecture in enumerate(architectures):
-            on_progress(f"latency: {settings.runtime} models", number / len(architectures))
-            model = small_model(architecture, settings.teacher)
-            files[f"{number}"] = exported(model, settings.runtime, folder, f"{number}")
+        small = (small_model(architecture, settings.teacher) for architecture in architectures)
+        files: dict[str, Path] = {}
+        for path in exported(chain([small_teacher(settings.teacher)], small), settings.runtime, folder):
+            files[f"{len(files)}"] = path
+            on_progress(f"latency: {settings.runtime} models", len(files) / (1 + len(architectures)))
         on_progress("latency: whole models and their parts", None)
         found = onnx_parts(files, settings.batch, settings.tokens).values()
     whole = [1e6 * latency.quiet for latency, _ in found]

@@ -376,19 +376,19 @@ class Search:
                 self.progress.say(f"winner: keeps {kept} of the teacher's score, {sure}")
 
     def _measure(self, best: dict[str, Any]) -> None:
-        """Add two latencies to every finalist: the predicted one, and the one measured on the whole model."""
+        """Add the latencies by the table to the finalists, and that of the whole model to the winner among them."""
         table = latencies_of(self.config, self.workspace, self.device, self.progress.update)
-        architectures = {
-            f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
-        }
+        for row in best["finalists"]:
+            row["latency_us"] = table.total(Architecture.from_json(row["architecture"]))
+        winner = next(row for row in best["finalists"] if row["trial"] == best["winner"]["trial"])
+        one = {"winner": Architecture.from_json(winner["architecture"])}
         device, teacher = device_type(self.device), load_config(self.config.teacher)
-        for number, measured in measure_whole(architectures, table, device, teacher).items():
-            row = best["finalists"][int(number)]
-            row |= {"latency_us": measured.predicted, "latency_measured_us": round(1e6 * measured.whole.quiet)}
-            self.progress.say(
-                f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
-                f"{row['latency_measured_us'] / 1e3:.2f} ms measured whole"
-            )
+        whole = measure_whole(one, table, device, teacher)["winner"].whole.quiet
+        winner["latency_measured_us"] = round(1e6 * whole)
+        self.progress.say(
+            f"latency of trial {winner['trial']}: {winner['latency_us'] / 1e3:.2f} ms in the table, "
+            f"{1e3 * whole:.2f} ms measured whole"
+        )
 
     def _on_start(self, study: optuna.Study, number: int) -> None:
         add_drawing(study, number, self.folder.artifacts)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -93,10 +93,12 @@ def fitted_table(request: pytest.FixtureRequest) -> Iterator[tuple[LatencyTable,
     def pretend(architecture: Architecture, template: Any) -> Architecture:
         return architecture
 
-    def export(model: Any, runtime: str, folder: Path, name: str) -> Path:
+    def export(given: Iterable[Any], runtime: str, folder: Path) -> Iterator[Path]:
         teacher = [100.0, 200, 300]
-        models[folder / name] = true_parts(model, times) if isinstance(model, Architecture) else teacher
-        return folder / name
+        for number, model in enumerate(given):
+            path = folder / f"{number}"
+            models[path] = true_parts(model, times) if isinstance(model, Architecture) else teacher
+            yield path
 
     def measure(files: Mapping[str, Path], batch: int, tokens: int) -> dict[str, tuple[Latency, list[ModelPart]]]:
         return {
@@ -189,11 +191,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An int8 model with layers of one and two blocks and without heads, and one that is left out."""
     some, folder = FFN(expansion=Fraction(1, 4)), tmp_path_factory.mktemp("onnx")
     layers = (Layer(Attention(2), replace(some, stack=2)), Layer(Attention(0), FFN(stack=0)), Layer(Attention(0), some))
-    return exported(small_model(Architecture(BASE, layers), None), INT8, folder, "model")
+    return next(exported([small_model(Architecture(BASE, layers), None)], INT8, folder))
 
 
 def test_the_parts_of_a_model(path: Path) -> None:
-    assert [each.name for each in path.parent.iterdir()] == ["model-int8.onnx"]
+    assert [each.name for each in path.parent.iterdir()] == ["0-int8.onnx"]
     ((latency, found),) = onnx_parts({"model": path}, batch=2, tokens=5, rounds=3).values()
     assert 0 < latency.quiet < 60
     # The embeddings, the first layer's attention and its two blocks, the last layer's attention and block, the head.
@@ -261,7 +263,8 @@ def test_the_parts_of_models_with_their_layer_norms_first(name: str, tmp_path: P
         "no heads first": Architecture(base, (Layer(Attention(0), ffn), Layer(Attention(2), without_ffn))),
         "no heads after no FFN": Architecture(base, (Layer(Attention(2), without_ffn), Layer(Attention(0), ffn))),
     }
-    files = {key: exported(small_model(one, config), "onnx", tmp_path, key) for key, one in architectures.items()}
+    models = [small_model(one, config) for one in architectures.values()]
+    files = dict(zip(architectures, exported(models, "onnx", tmp_path), strict=True))
     for key, (_, parts) in onnx_parts(files, 1, 8, 3).items():
         times = merged(base, [part.nodes for part in parts])
         assert sum(number for _, number in equations(architectures[key], times)) == sum(part.nodes for part in parts)
