@@ -45,6 +45,7 @@ GUIDES: dict[str, str | dict[str, str]] = {
         "Export": "export.md",
         "Distillation alone": "distillation.md",
         "Several processors and machines": "cluster.md",
+        "On a GPU": "gpu.md",
         "Architectures": "architectures.md",
         "The papers": "papers.md",
         "Adding something of your own": "extending.md",
