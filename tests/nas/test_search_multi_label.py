@@ -69,10 +69,9 @@ def test_a_search_and_what_follows(tiny_study: TinyStudy, tmp_path: Path, capsys
     assert scores(out) == scores(final)
     config = json.loads((out / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification" and list(config["id2label"].values()) == CLASSES
-    capsys.readouterr()
     assert run(report, folder, "--checkpoint", final) == 0
     assert "f1_micro" in (folder / "report.html").read_text(encoding="utf-8")
-    assert inspect.main([str(folder), "--json", "--labels", "2", "--head", "multi_label_classification"]) == 0
+    capsys.readouterr()
+    assert run(inspect.main, folder, "--json", "--labels", "2", "--head", "multi_label_classification") == 0
     winner = Architecture.load(folder / "architecture.json")
-    said = json.loads(capsys.readouterr().out.partition("{")[1] + capsys.readouterr().out)
-    assert said["params"] == cost.params(winner, 2)
+    assert json.loads(capsys.readouterr().out)["params"] == cost.params(winner, 2)
