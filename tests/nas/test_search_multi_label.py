@@ -49,7 +49,8 @@ def scores(folder: Path) -> dict[str, float]:
 
 
 def test_a_search_and_what_follows(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    preset = study(tiny_study, tmp_path, "multi_label", max_length=LENGTH, long_texts="windows")
+    few = {f"stage{stage}": {"trials": 3, "sampler": "random", "confirm": 1, "confirm_seeds": 1} for stage in "123"}
+    preset = study(tiny_study, tmp_path, "multi_label", max_length=LENGTH, long_texts="windows", **few)
     result = tiny_study.run(*tiny_study.search(tmp_path / "out", "--stage", "all", preset=preset))
     assert result.returncode == 0, result.stderr
     assert "of the training rows have more than 8 tokens and are read in windows" in result.stdout + result.stderr
