@@ -127,8 +127,7 @@ def compress_model(
         uniform: whether all FFNs have one width, and heads and layers are kept.
         steps: training steps of the student; 0: it is only compensated; None: 250, of vectors and scores 1,500.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
-        max_length: longer rows are truncated to this many tokens.
-        long_texts: what is read of longer single texts: "cut", the beginning; "head_tail", both ends; "windows", all.
+        max_length, long_texts: tokens of a row, and what is read of longer texts: "cut", "head_tail" or "windows".
         on_progress: called with the current piece of work and the fraction of it that is done.
 
     Raises:
@@ -141,9 +140,8 @@ def compress_model(
     _check(given, **of_train, **kinds, **({} if reranking else {"retrieval": retrieval}))
     first = {"space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency}
     settings = first | {"space.max_params": max_params, "space.max_size": max_size, "finetune.steps": finetune_teacher}
-    settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "max_length": max_length}
-    settings |= {"long_texts": long_texts, "seed": seed}
-    settings |= {} if steps is None else {"final.steps": steps}
+    settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "max_length": max_length, "seed": seed}
+    settings |= {"long_texts": long_texts} | ({} if steps is None else {"final.steps": steps})
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))

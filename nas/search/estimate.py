@@ -88,8 +88,8 @@ class Sizes:
             if rows is None:
                 return cls(max(1, round(FILLED * config.row_length)))
             some = rows.train.take(range(0, len(rows.train), -(-len(rows.train) // SAMPLE)))
-            kind = {"task_type": rows.task.task_type, "long_texts": config.long_texts}
-            encoded = encode(tokenizer, some, config.row_length, **kind)
+            kind, long_texts = rows.task.task_type, config.long_texts
+            encoded = encode(tokenizer, some, config.row_length, task_type=kind, long_texts=long_texts)
             each = len(encoded) / len(some)
             return cls(
                 round(float(encoded.lengths.mean())), round(each * len(rows.train)), round(each * len(rows.search))
