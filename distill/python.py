@@ -103,6 +103,7 @@ def distil(
     batch_size: int = 32,
     learning_rate: float = 5e-5,
     max_length: int = 128,
+    long_texts: str = "cut",
     device: str = "auto",
     seed: int = 0,
     on_progress: ProgressCallback = ignore_progress,
@@ -123,6 +124,7 @@ def distil(
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         steps: training steps of the student, a batch each; `learning_rate` is the highest.
         max_length: longer rows are truncated to this many tokens.
+        long_texts: what is read of longer single texts: "cut", the beginning; "head_tail", both ends; "windows", all.
         on_progress: called with the current piece of work and the fraction of it that is done.
 
     Raises:
@@ -144,6 +146,7 @@ def distil(
         weights = {"threshold": threshold, "class_weights": class_weights}
         recipe = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
         others = {"objective": objective, "finetune_teacher": finetune_teacher, "max_length": max_length}
+        others["long_texts"] = long_texts
         vars(options).update(columns | weights | recipe | others | {"device": device, "seed": seed, "quiet": True})
         if train_models(options, **plan(options), on_progress=on_progress) is None:
             raise UserError("only the first of several processes has a result")

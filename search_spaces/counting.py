@@ -3,9 +3,10 @@
 A cost is a tuple of integers, one for each budget. The first entry of a sum is bounded from both sides, the others only
 from above. Dynamic programming over the parts gives the counts, which allow uniform sampling without rejection.
 
-The counts are exact, except for parts with more than `MANY` options, whose sums would be too many. Their costs are
-counted in steps of a grid, so that samples are only close to uniform. An option gets the count 0 if, and only if, it
-exceeds a bound together with the cheapest options of all other parts. These sums cannot be bounded from below.
+The counts are exact, except where a part has more than `MANY` options or more than `MOST` sums would have to be formed
+at a time. There costs are counted in steps of a grid, so that samples are only close to uniform. An option gets the
+count 0 if, and only if, it exceeds a bound together with the cheapest options of all other parts. These sums cannot be
+bounded from below.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from math import prod
 import numpy as np
 
 Cost = tuple[int, ...]
-# The number of options of a part above which sums are counted on a grid, and how many steps the grid has for each
-# budget, by the number of budgets.
+# The number of options of a part, and of sums, above which sums are counted on a grid, and how many steps the grid has
+# for each budget, by the number of budgets.
 MANY = 128
+MOST = 2**23
 STEPS = {1: 4096, 2: 256, 3: 48}
 
 
@@ -47,7 +49,7 @@ def count_within(costs: Sequence[Sequence[Cost]], bounds: Bounds) -> int:
     """The number of ways to choose one cost per part with their sum within the bounds. On a grid it is 0 if even the
     cheapest options exceed them, and approximate otherwise.
     """
-    if is_on_grid(costs) and add(*(cheapest(layer, bounds.high) for layer in costs)) not in bounds:
+    if is_on_grid(costs, bounds.high) and add(*(cheapest(layer, bounds.high) for layer in costs)) not in bounds:
         return 0
     first, *rest = sorted(tuple(layer) for layer in costs)
     return sum(count_each(first, tuple(rest), bounds, bounds.high))
@@ -57,9 +59,10 @@ def count_each(options: Sequence[Cost], rest: tuple[tuple[Cost, ...], ...], boun
     """For each option of a part, the number of ways to choose the `rest`, in sorted order, so that the sum is within
     the bounds. `cap` is the upper bound of all parts together: the dynamic program ignores larger sums.
     """
-    if is_on_grid(rest):
+    sums = None if _has_many(rest) else _sums(rest, cap)
+    if sums is None:
         return _count_on_grid(options, rest, bounds, cap)
-    totals, ways, cumulative = _sums(rest, cap)
+    totals, ways, cumulative = sums
     counts = []
     for option in options:
         left = bounds.without(option)
@@ -76,8 +79,12 @@ def count_each(options: Sequence[Cost], rest: tuple[tuple[Cost, ...], ...], boun
     return counts
 
 
-def is_on_grid(costs: Sequence[Sequence[Cost]]) -> bool:
-    """Whether the sums of these parts are counted on a grid."""
+def is_on_grid(costs: Sequence[Sequence[Cost]], cap: Cost) -> bool:
+    """Whether the sums of these parts, or of all but the first of them, are counted on a grid."""
+    return _has_many(costs) or _sums(tuple(sorted(map(tuple, costs))[1:]), cap) is None
+
+
+def _has_many(costs: Sequence[Sequence[Cost]]) -> bool:
     return any(len(layer) > MANY for layer in costs)
 
 
@@ -139,9 +146,10 @@ def position_of(ways: Sequence[int], option: int) -> float:
 
 
 @lru_cache(maxsize=128)
-def _sums(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sums(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """The distinct sums (N, budgets) of one cost per layer in ascending order, without those that exceed `cap`; the
-    number of ways (N,) to reach each; and the number of ways (N + 1,) to stay below each, and in all.
+    number of ways (N,) to reach each; and the number of ways (N + 1,) to stay below each, and in all. None if
+    more than `MOST` sums would have to be formed at a time.
 
     `costs` is sorted so that the cache key is independent of the layers' order.
     """
@@ -149,8 +157,11 @@ def _sums(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[np.ndarray, n
     exact = np.int64 if prod(map(len, costs)) < 2**62 else np.object_
     sums, ways = np.zeros((1, len(cap)), np.int64), np.ones(1, exact)
     if costs:
-        totals, ways, _ = _sums(costs[1:], cap)
+        rest = _sums(costs[1:], cap)
         layer, repeats = np.unique(np.array(costs[0], np.int64), axis=0, return_counts=True)
+        if rest is None or len(layer) * len(rest[0]) > MOST:
+            return None
+        totals, ways, _ = rest
         sums = (layer[:, None] + totals).reshape(-1, len(cap))
         products = np.multiply.outer(repeats.astype(exact), ways.astype(exact)).reshape(-1)
         within = (sums <= np.array(cap)).all(axis=1)

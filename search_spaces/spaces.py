@@ -116,10 +116,11 @@ class Space:
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
         _, costs = self.options_of_parts(self.start_graphs)
-        if is_on_grid(costs) and self.bounds.low > sum(min(row)[0] for row in costs):
+        if self.bounds.low > sum(min(row)[0] for row in costs) and is_on_grid(costs, self.bounds.high):
             raise SpaceError(
-                f"min_params: a lower bound works up to {MANY} options per layer, and this space has "
-                f"{max(map(len, costs)):,}: remove min_params, or allow fewer choices"
+                f"min_params: a lower bound works up to {MANY} options per layer, or fewer if their sums are too many; "
+                f"this space has {max(map(len, costs)):,} in each of {self.base.depth} layers: remove min_params, set "
+                "slack = 1, or allow fewer choices"
             )
         if not self.size_count():
             raise SpaceError(no_fit_reason(self.bounds, costs, self._fixed_params, self.limits))

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 # The names of the models in metrics.json.
 WHOLE, CUT = "whole", "cut"
-# All of a row counts: no row has as many tokens.
-UNTRUNCATED = 1_000_000
 
 
 def parser() -> Parser:
@@ -85,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
     from distill.command.examples import load_examples
     from distill.command.report import report, show, write_metrics
     from distill.tasks.encoding import token_frequencies
+    from distill.tasks.long_texts import UNTRUNCATED
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.loop import make_accelerator
     from distill.training.teacher import check_vocabulary, load_config, load_tokenizer, load_unchanged, outputs_of
@@ -104,7 +103,8 @@ def run(options: argparse.Namespace) -> int:
     architecture = Architecture.load(stored) if stored.exists() else None
     model = load_unchanged(source)
 
-    untruncated = argparse.Namespace(**vars(options) | {"max_length": UNTRUNCATED})
+    # All of a row counts.
+    untruncated = argparse.Namespace(**vars(options) | {"max_length": UNTRUNCATED, "long_texts": "cut"})
     examples = load_examples(untruncated, tokenizer, outputs_of(config), True)
     kept = kept_ids(tokenizer, token_frequencies(examples.train, config.vocab_size), most, also)
     with scratch_folder() as folder:
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     differently = count_retokenized(examples, after, kept, most)
     model = with_head_for(source, model, examples)
     models = {WHOLE: model, CUT: cut_model(model, kept)}
-    measured = measurements(models, {WHOLE: examples, CUT: after}, options.max_length, accelerator)
+    measured = measurements(models, {WHOLE: examples, CUT: after}, options, accelerator)
     metrics = report(options, examples, accelerator, measured, spelled_otherwise=differently)
     if not scorable(model, examples):
         metrics["metrics"] = ()
@@ -174,12 +174,12 @@ def with_head_for(source: str, model: "PreTrainedModel", examples: "Examples") -
 def measurements(
     models: Mapping[str, "PreTrainedModel"],
     examples: Mapping[str, "Examples"],
-    max_length: int,
+    options: argparse.Namespace,
     accelerator: "Accelerator",
 ) -> "Measurements":
     """What is measured of each model, with the examples as its tokenizer encodes them: its size, the mean tokens of a
-    row (of the dev split, if there is one) and, if it can be scored, all metrics on dev rows of up to `max_length`
-    tokens, the cut model's with the difference to the whole one's.
+    row (of the dev split, if there is one) and, if it can be scored, all metrics on dev rows as the options cut them,
+    the cut model's with the difference to the whole one's.
 
     Raises:
         UserError: the model has fewer positions than a row has tokens.
@@ -196,7 +196,7 @@ def measurements(
             "tokens_per_row": len(counted(examples[name]).input_ids) / rows,
         }
     if scorable(models[WHOLE], examples[WHOLE]):
-        sets = {name: truncated(models[name], of_model, max_length) for name, of_model in examples.items()}
+        sets = {name: truncated(models[name], of_model, options) for name, of_model in examples.items()}
         contributions = {name: sets[name].contributions(model, accelerator) for name, model in models.items()}
         for name, metrics in scores(sets[WHOLE].task, contributions, WHOLE).items():
             measured[name] |= metrics
@@ -208,8 +208,8 @@ def counted(examples: "Examples") -> "Encoded":
     return examples.train if examples.eval_set is None else examples.eval_set.encoded
 
 
-def truncated(model: "PreTrainedModel", examples: "Examples", max_length: int) -> "EvalSet":
-    """The dev split in rows of up to `max_length` tokens.
+def truncated(model: "PreTrainedModel", examples: "Examples", options: argparse.Namespace) -> "EvalSet":
+    """The dev split in rows of up to `--max-length` tokens, as `--long-texts` says.
 
     Raises:
         UserError: the model has fewer positions than a row has tokens.
@@ -219,8 +219,9 @@ def truncated(model: "PreTrainedModel", examples: "Examples", max_length: int) -
 
     assert examples.eval_set is not None
     split = examples.eval_set.split
-    encoded = encode(examples.tokenizer, split, max_length, task_type=examples.task_type)
-    check_positions(model.name_or_path, model.config, int(encoded.lengths.max()), f"--max-length {max_length}")
+    length, kinds = options.max_length, {"task_type": examples.task_type, "long_texts": options.long_texts}
+    encoded = encode(examples.tokenizer, split, length, **kinds)
+    check_positions(model.name_or_path, model.config, int(encoded.lengths.max()), f"--max-length {length}")
     return replace(examples.eval_set, encoded=encoded)
 
 

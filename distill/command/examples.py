@@ -81,7 +81,7 @@ def load_examples(
 
     def encoded(rows: AnySplit, task_type: str) -> Encoded:
         try:
-            return encode(tokenizer, rows, options.max_length, task_type=task_type)
+            return encode(tokenizer, rows, options.max_length, task_type=task_type, long_texts=options.long_texts)
         except ValueError as error:
             raise UserError(f"--max-length: {error}") from None
 
@@ -99,7 +99,7 @@ def load_examples(
     rows = joined(data.train, data.search) if options.train is None or options.task is None else own_rows(options, data)
     if config is not None:
         segments = family_of(config).size(config, "token_types")
-        for line in notes(tokenizer, rows, data.dev, options.max_length, segments):
+        for line in notes(tokenizer, rows, data.dev, options.max_length, segments, options.long_texts):
             warn_once(line)
     train = encoded(rows, task_type)
     if options.class_weights is not None:

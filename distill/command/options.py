@@ -47,6 +47,8 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     add("--metric", metavar="NAME", help=score)
     length = "longer rows are truncated to N tokens (default: %(default)s)"
     add("--max-length", type=int, default=128, metavar="N", help=length)
+    long = "of longer single texts, read the beginning, both ends, or all in overlapping windows (default: %(default)s)"
+    add("--long-texts", choices=("cut", "head_tail", "windows"), default="cut", help=long)
 
 
 def _class_weights(text: str) -> str | dict[str, float]:
@@ -146,6 +148,8 @@ def check_rows(options: Any, parser: Parser) -> None:
                 raise UserError(f"{flag(name)} cannot be combined with --task {options.task}: leave one of them out")
     if options.pack and source != "corpus":
         raise UserError("--pack joins paragraphs of --corpus TEXT: add --corpus, or leave out --pack")
+    if options.long_texts != "cut" and source == "corpus":
+        raise UserError("--long-texts is for rows with labels, and --corpus has none: leave it out")
     if options.masked_lm and source != "corpus":
         raise UserError("--masked-lm masks words of --corpus TEXT: add --corpus, or leave out --masked-lm")
     _check_files(options, parser)

@@ -34,7 +34,8 @@ class Encoded:
             -1 for all other tokens.
         weights: of rows in the loss with their labels, float32 (N,), or (N, C) as their labels; None: all are 1.
         groups: of rows that belong together, int32 (N,); training batches keep them side by side. None: none do.
-        sources: for questions, whose contexts may be divided into several rows, int32 (N,), the index of the question.
+        sources: for questions and long texts, which may be divided into several rows, int32 (N,), their index in the
+            split.
 
     Raises:
         ValueError: the shapes are inconsistent.
@@ -73,6 +74,11 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def examples(self) -> int:
+        """The number of rows of the split, of which a question or a long text may have several rows here."""
+        return len(self) if self.sources is None else int(self.sources[-1]) + 1
 
     @property
     def lengths(self) -> np.ndarray:
@@ -130,7 +136,7 @@ def joined_rows(parts: Sequence[Arrays]) -> Any:
 
 
 def joined(parts: Sequence[Encoded]) -> Encoded:
-    """The rows of several splits of a task, to train on, without weights; of questions they have no `sources`."""
+    """The rows of several splits of a task, to train on, without weights and without `sources`."""
     names = ("input_ids", "token_type_ids", "labels", "places", "groups")
     arrays = [{name: each for name in names if (each := getattr(part, name)) is not None} for part in parts]
     first = 0
@@ -160,7 +166,7 @@ def load_encoded(path: Path) -> Encoded:
 
 
 def take(encoded: Encoded, rows: np.ndarray) -> Encoded:
-    """Select rows in this order; a question keeps its index in the split."""
+    """Select rows in this order; a question or long text keeps its index in the split."""
     lengths = encoded.lengths_of(rows)
     ends = np.cumsum(lengths)
     starts = ends - lengths

@@ -4,18 +4,28 @@ from typing import Any
 
 import numpy as np
 
+from distill.tasks.long_texts import CUT, HEAD_TAIL, WINDOWS
 from distill.tasks.splits import AnySplit, Split, TaggedSplit
 
 # So many rows, evenly spaced, are looked at; and from this share on unknown tokens get a line.
 SAMPLE, UNKNOWN = 2000, 0.05
+READ = {CUT: "cut", HEAD_TAIL: "read at both ends", WINDOWS: "read in windows"}
 
 
-def notes(tokenizer: Any, train: AnySplit, dev: AnySplit, max_length: int, segments: int | None = None) -> list[str]:
+def notes(
+    tokenizer: Any,
+    train: AnySplit,
+    dev: AnySplit,
+    max_length: int,
+    segments: int | None = None,
+    long_texts: str = CUT,
+) -> list[str]:
     """The lines about these rows: how many are cut, and the length that 95 % of them have; dev rows that occur in
     training; unknown tokens; and segments that the model does not tell apart.
 
     Args:
         segments: of how many segments the model has embeddings; None: it takes none.
+        long_texts: what is read of single texts with more tokens.
     """
     result = []
     known, keys = set(train.keys()), dev.keys()
@@ -27,8 +37,11 @@ def notes(tokenizer: Any, train: AnySplit, dev: AnySplit, max_length: int, segme
     lengths = np.array([len(row) for row in ids])
     if (share := float((lengths > max_length).mean())) > 0:
         fits = int(np.percentile(lengths, 95, method="higher"))
+        read = READ[long_texts]
+        if long_texts == CUT and isinstance(train, Split) and not train.paired:
+            read += " (for other ways, see long_texts)"
         result.append(
-            f"{share:.1%} of the training rows have more than {max_length} tokens and are cut; 95 % of them "
+            f"{share:.1%} of the training rows have more than {max_length} tokens and are {read}; 95 % of them "
             f"have at most {fits}"
         )
     tokens = np.concatenate(ids)

@@ -11,6 +11,7 @@ from typing import Any, Generic
 import numpy as np
 
 from distill.tasks.encoding import Encoded
+from distill.tasks.long_texts import averaged
 from distill.tasks.metrics import Metric, Rows, Score
 from distill.tasks.splits import AnySplit, S
 from distill.tasks.types import CLASSIFICATION, TaskType, get_task_type
@@ -71,8 +72,12 @@ class Task:
         return get_task_type(self.task_type)
 
     def predict(self, rows: Encoded, logits: Sequence[np.ndarray], split: AnySplit) -> Sequence[Any]:
-        """The predictions for the metrics, as `TaskType.predict` returns them."""
+        """The predictions for the metrics, as `TaskType.predict` returns them; of a long text from its windows' mean
+        logits.
+        """
         assert self.type.predict is not None
+        if self.type.head.pooled and rows.sources is not None:
+            logits = list(averaged(np.stack(logits), rows.sources[: len(logits)]))
         if self.type.multi_label:
             offset = math.log(self.threshold / (1 - self.threshold))
             logits = [row - offset for row in logits]

@@ -14,6 +14,7 @@ from distill.encoders.family import family_of
 from distill.encoders.student.anatomy import Family
 from distill.objectives.outputs import LOGITS, Batch, routers, run
 from distill.tasks.encoding import Encoded, collate, eval_batches
+from distill.tasks.long_texts import averaged
 from distill.tasks.metrics import Score
 from distill.tasks.splits import AnySplit
 from distill.tasks.task import Task, contributions
@@ -24,8 +25,8 @@ EVALUATION_BATCH = 100
 
 
 def split_batches(rows: Encoded, pad_id: int, first: int | None = None) -> list[tuple[Tensor, Batch]]:
-    """Batches of rows of similar length from a whole split or from its `first` rows (for questions, all windows of the
-    first ones). Each batch comes with the indices of its encoded rows.
+    """Batches of rows of similar length from a whole split or from its `first` rows (for questions and long texts, all
+    windows of the first ones). Each batch comes with the indices of its encoded rows.
     """
     source = np.arange(len(rows)) if rows.sources is None else rows.sources
     order = [
@@ -87,11 +88,9 @@ class EvalSet:
 
     def __post_init__(self) -> None:
         rows, task_type = self.encoded, self.task.task_type
-        sources = len(rows) if rows.sources is None else int(rows.sources[-1]) + 1
-        if rows.task_type != task_type or sources != len(self.split):
-            raise ValueError(
-                f"{sources} encoded rows ({rows.task_type}) are not the {len(self.split)} of a split ({task_type})"
-            )
+        if rows.task_type != task_type or rows.examples != len(self.split):
+            found = f"{rows.examples} encoded rows ({rows.task_type})"
+            raise ValueError(f"{found} are not the {len(self.split)} of a split ({task_type})")
 
     def batches(self) -> Iterator[Batch]:
         return (batch for _, batch in split_batches(self.encoded, self.pad_id))
@@ -143,12 +142,19 @@ class EvalSet:
 
 
 def comparable_outputs(
-    logits_of_batches: Sequence[Tensor], batches: Sequence[Batch], task_type: TaskType
+    logits_of_batches: Sequence[Tensor],
+    batches: Sequence[Batch],
+    task_type: TaskType,
+    sources: np.ndarray | None = None,
 ) -> np.ndarray:
     """What `distill.tasks.metrics.fidelity` compares: the predicted numbers (N, 1), or where rows may have several
     classes a number for each; or the logits (N, choices) of all
     distributions, less their mean over the choices, which makes no difference to a distribution, and if the choices are
-    classes also less the mean of each class, since its bias is easily learned. 0 for padding.
+    classes also less the mean of each class, since its bias is easily learned. 0 for padding. Of a long text they are
+    the mean over its windows.
+
+    Args:
+        sources: of the encoded rows, if texts have several of them.
     """
     parts = []
     for logits, batch in zip(logits_of_batches, batches, strict=True):
@@ -161,6 +167,9 @@ def comparable_outputs(
         parts.append(torch.where(real_NC, logits_NC - mean_N1, 0))
     widest = max(part.shape[1] for part in parts)
     outputs_NC = torch.cat([nn.functional.pad(part, (0, widest - part.shape[1])) for part in parts]).double()
+    if task_type.head.pooled and sources is not None:
+        of_rows = sources[torch.cat([batch["rows"] for batch in batches]).numpy()]
+        outputs_NC = torch.from_numpy(averaged(outputs_NC.numpy(), of_rows))
     if task_type.classes:
         outputs_NC -= outputs_NC.mean(dim=0)
     return outputs_NC.numpy()

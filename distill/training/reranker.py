@@ -6,7 +6,7 @@ from typing import Any
 from transformers.utils import cached_file
 
 from distill.training.sentences import PROMPTS
-from foundation.errors import UserError
+from foundation.errors import UserError, shortened
 from foundation.files import read_json
 
 # The key of a configuration that all versions of sentence-transformers read, and the one of versions before 4.
@@ -19,13 +19,23 @@ class RerankerError(UserError, ValueError):
 
 
 def check_reranker(source: str, config: Any) -> None:
-    """Raise RerankerError unless a model, of which this is the stored configuration, has one output for pairs."""
+    """Check that the model of this folder or name, with this stored configuration, scores pairs as they are.
+
+    Raises:
+        RerankerError: it has not one output, or puts a prompt before queries.
+    """
     named = ", ".join(config.architectures or ("nothing",))
     if not named.endswith("ForSequenceClassification"):
         raise RerankerError(f"the model {source!r} is no reranker: it is a {named}, not a ...ForSequenceClassification")
     if config.num_labels != 1:
         raise RerankerError(
             f"the model {source!r} is no reranker: it has {config.num_labels} outputs; one score of a pair is needed"
+        )
+    stored = _stored(source)
+    if prompt := (stored.get("prompts") or {}).get(stored.get("default_prompt_name")):
+        raise RerankerError(
+            f"the model {source!r} puts {shortened(prompt)} before every query, as default_prompt_name in its "
+            f"{PROMPTS} says: put it into the queries of your rows, and set default_prompt_name to null there"
         )
 
 
@@ -50,10 +60,14 @@ def _activation(source: str, config: Any) -> str | None:
     """The class of the activation; None if nothing says that this is a CrossEncoder."""
     if (former := getattr(config, FORMER, None)) is not None:
         return str(former)
+    return _stored(source).get(ACTIVATION)
+
+
+def _stored(source: str) -> dict[str, Any]:
+    """What a folder or name says of a CrossEncoder; empty if nothing says that it is one."""
     try:
         file = cached_file(source, PROMPTS)
     except OSError:
-        return None
-    stored = {} if file is None else read_json(Path(file))
-    is_one = isinstance(stored, dict) and stored.get("model_type") == "CrossEncoder"
-    return stored.get(ACTIVATION) if is_one else None
+        return {}
+    stored = None if file is None else read_json(Path(file))
+    return stored if isinstance(stored, dict) and stored.get("model_type") == "CrossEncoder" else {}

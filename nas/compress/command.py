@@ -104,6 +104,7 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
         "tasks": Given("--task", [options.task or OWN]),
         "data": Given("--data", options.data and str(options.data)),
         "max_length": Given("--max-length", options.max_length),
+        "long_texts": Given("--long-texts", options.long_texts),
         "space.max_latency": Given("--max-latency", options.max_latency),
         "space.max_size": Given("--max-size", options.max_size),
         "deployment.runtime": Given("--runtime", options.runtime),
@@ -167,8 +168,8 @@ def _without_labels(options: argparse.Namespace) -> int:
             options.train, options.dev = write_rows(folder, rows, by=options.text)
         else:
             texts = read_lines(options.unlabeled or options.embeddings)
-            labeling = (options.checkpoint, options.max_length, options.device) if options.embeddings is None else None
-            table = write_texts(folder, texts, labeling)
+            labeling = (options.checkpoint, options.max_length, options.long_texts, options.device)
+            table = write_texts(folder, texts, labeling if options.embeddings is None else None)
             options.train, options.dev = Path(table["train"]), Path(table["dev"])
             classes, options.multi_label = table.get("labels"), table.get("multi_label")
         options.unlabeled = None

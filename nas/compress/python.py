@@ -98,6 +98,7 @@ def compress_model(
     steps: int | None = None,
     finetune_teacher: int = 0,
     max_length: int = 128,
+    long_texts: str = "cut",
     device: str = "auto",
     seed: int = 0,
     on_progress: ProgressCallback = ignore_progress,
@@ -126,6 +127,7 @@ def compress_model(
         uniform: whether all FFNs have one width, and heads and layers are kept.
         steps: training steps of the student; 0: it is only compensated; None: 250, of vectors and scores 1,500.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
+        max_length, long_texts: tokens of a row, and what is read of longer texts: "cut", "head_tail" or "windows".
         on_progress: called with the current piece of work and the fraction of it that is done.
 
     Raises:
@@ -139,10 +141,10 @@ def compress_model(
     first = {"space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency}
     settings = first | {"space.max_params": max_params, "space.max_size": max_size, "finetune.steps": finetune_teacher}
     settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "max_length": max_length, "seed": seed}
-    settings |= {} if steps is None else {"final.steps": steps}
+    settings |= {"long_texts": long_texts} | ({} if steps is None else {"final.steps": steps})
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
-        rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, device))
+        rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))
         preset = f"{PRESET}-embeddings" if embeddings is not None else f"{PRESET}-reranking" if reranking else PRESET
         config = load_config(preset, settings | {"teacher": source, "tasks": [OWN], "rows": {OWN: rows}})
         pairs = None if retrieval is None else pairs_of(retrieval, ranked=reranking)
@@ -166,12 +168,12 @@ def _check(given: Mapping[str, Any], **others: Any) -> None:
 
 
 def _write_rows(
-    folder: Path, given: Mapping[str, Any], dev: Any, columns: Mapping[str, Any], labeling: tuple[str, int, str]
+    folder: Path, given: Mapping[str, Any], dev: Any, columns: Mapping[str, Any], labeling: tuple[str, int, str, str]
 ) -> dict[str, Any]:
     """Write the rows to files; returns the table of a configuration that describes them.
 
     Args:
-        labeling: the classifier, the tokens to which texts are cut, and the device.
+        labeling: the arguments of `predicted_labels` beside the texts.
     """
     if given["train"] is not None:
         table = {name: value for name, value in columns.items() if value}

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-import torch
 
 from distill.memory import HELD_OUT, SPLITS, RowsError, rows_of, write_rows
-from distill.tasks.types import CLASSIFICATION, MULTI_LABEL, task_type_of
+from distill.tasks.long_texts import averaged
+from distill.tasks.splits import Split
+from distill.tasks.types import CLASSIFICATION, MULTI_LABEL, encode, task_type_of
+from distill.training.evaluation import rows_logits
 from distill.training.loop import make_accelerator
 from distill.training.teacher import check_positions, load_tokenizer, load_unchanged
-
-BATCH = 64
 
 
 def read_lines(path: Path) -> list[str]:
@@ -77,7 +77,7 @@ def different(texts: Sequence[str], where: str, what: str) -> list[str]:
     return found
 
 
-def write_texts(folder: Path, texts: Sequence[str], labeling: tuple[str, int, str] | None) -> dict[str, Any]:
+def write_texts(folder: Path, texts: Sequence[str], labeling: tuple[str, int, str, str] | None) -> dict[str, Any]:
     """Write texts as the rows of both splits, with the column `sentence` and, if they are to be labeled, what a
     classifier predicts; returns the table of a configuration that describes them.
 
@@ -96,9 +96,8 @@ def write_texts(folder: Path, texts: Sequence[str], labeling: tuple[str, int, st
     return table | dict(zip(SPLITS, map(str, write_rows(folder, rows)), strict=True))
 
 
-@torch.no_grad()
 def predicted_labels(
-    texts: Sequence[str], source: str, max_length: int, device: str
+    texts: Sequence[str], source: str, max_length: int, long_texts: str, device: str
 ) -> tuple[list[Any], tuple[str, ...]]:
     """The class that a trained classifier predicts for each text, or the list of classes where it predicts any number
     of them, and all of its classes in their order.
@@ -111,19 +110,19 @@ def predicted_labels(
     task_type = task_type_of(model)
     if task_type is None or task_type.name not in (CLASSIFICATION, MULTI_LABEL):
         raise RowsError(f"the model {source!r} is no classifier of sentences: rows without labels need one")
-    accelerator = make_accelerator(device)
-    model.to(accelerator.device)
-    labels: list[Any] = []
     classes = tuple(model.config.id2label[number] for number in range(model.config.num_labels))
-    for first in range(0, len(texts), BATCH):
-        rows = list(texts[first : first + BATCH])
-        given = tokenizer(rows, return_tensors="pt", padding=True, truncation=True, max_length=max_length)
-        with accelerator.autocast():
-            logits_BC = model(**given.to(accelerator.device)).logits
-        if task_type.multi_label:
-            labels += [[classes[number] for number in row_C.nonzero().flatten()] for row_C in logits_BC >= 0]
-        else:
-            labels += [classes[number] for number in logits_BC.argmax(dim=-1)]
+    rows = encode(
+        tokenizer,
+        Split(tuple(texts), None, (0,) * len(texts)),
+        max_length,
+        task_type=task_type.name,
+        long_texts=long_texts,
+    )
+    logits_NC = rows_logits(model, rows, tokenizer.pad_token_id, make_accelerator(device))
+    logits_NC = averaged(logits_NC, rows.sources)
+    labels: list[Any] = [classes[number] for number in logits_NC.argmax(axis=-1)]
+    if task_type.multi_label:
+        labels = [[classes[number] for number in row_C.nonzero()[0]] for row_C in logits_NC >= 0]
     if all(label == labels[0] for label in labels):
         raise RowsError(f"the model {source!r} predicts {labels[0]!r} for all texts: give other texts")
     return labels, classes

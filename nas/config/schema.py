@@ -163,6 +163,9 @@ class StudyConfig(Table):
         search_rows: which ones: "random" ones, or the "last" ones of the data set, as in EfficientBERT.
         goals: what is optimized, "score" or two goals such as "score,params".
         max_length: rows are cut to this many tokens.
+        long_texts: what is read of single texts with more: "cut": the beginning; "head_tail": the first quarter and the
+            last three quarters of so many tokens; "windows": all, as overlapping windows, each of which is a row to
+            learn from. The scores are those of the mean logits of a text's windows.
         max_length_of: tasks whose rows are cut to fewer tokens, such as `{sst2 = 64}`.
         dropout: of students, in training.
         seed: of everything random.
@@ -196,6 +199,7 @@ class StudyConfig(Table):
     search_rows: Literal["random", "last"] = "random"
     goals: Goals = ("score",)
     max_length: Length = 128
+    long_texts: Literal["cut", "head_tail", "windows"] = "cut"
     max_length_of: dict[str, Length] = Field(default_factory=dict)
     dropout: UnitFloat = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -228,8 +232,11 @@ class StudyConfig(Table):
 
     @property
     def row_length(self) -> int:
-        """The number of tokens to which the rows of this task are cut."""
-        return min(self.max_length, self.max_length_of.get(self.task, self.max_length))
+        """The number of tokens to which the rows of this task are cut; of a further dev split as the task's own."""
+        from distill.tasks.readers.glue import trained_on
+
+        of_task = self.max_length_of.get(trained_on(self.task), self.max_length)
+        return min(self.max_length, self.max_length_of.get(self.task, of_task))
 
     def scored_tasks(self, stage: str) -> tuple[str, ...]:
         """The tasks of stage "1", "2" or "3"; the score of a candidate is the mean of its scores on them."""

@@ -44,7 +44,7 @@ class Mode:
 def _trained(workspace: Workspace, table: StageTable) -> Workspace:
     if table.search_fraction is None:
         return workspace
-    rows = sum(len(workspace.folders.rows(name)) for name in ("train", "search"))
+    rows = sum(workspace.folders.rows(name).examples for name in ("train", "search"))
     return replace(workspace, scored=max(1, round(table.search_fraction * rows)))
 
 

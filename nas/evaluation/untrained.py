@@ -64,10 +64,11 @@ class _TaskScores:
         self.evaluator, self.task = evaluator, evaluator.task
         pairs = split_batches(evaluator.search_rows, evaluator.supernet_config.pad_token_id, rows)
         self.indices, self.batches = [indices for indices, _ in pairs], [batch for _, batch in pairs]
+        self.sources = evaluator.search_rows.sources
         self.teacher_NC = None
         if by_fidelity:
             logits = batch_logits(evaluator.teacher(), self.batches, accelerator=evaluator.accelerator)
-            self.teacher_NC = comparable_outputs(logits, self.batches, self.task.type)
+            self.teacher_NC = comparable_outputs(logits, self.batches, self.task.type, self.sources)
 
     def scores(self, model: PreTrainedModel) -> tuple[metrics.Score, metrics.Score | None]:
         """The task's first metric, and the fidelity to the teacher if candidates are scored by that."""
@@ -77,4 +78,5 @@ class _TaskScores:
         metric = scores_of(task, rows)[task.metrics[0]]
         if self.teacher_NC is None:
             return metric, None
-        return metric, metrics.fidelity(comparable_outputs(logits, self.batches, task.type), self.teacher_NC)
+        outputs_NC = comparable_outputs(logits, self.batches, task.type, self.sources)
+        return metric, metrics.fidelity(outputs_NC, self.teacher_NC)

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from distill.objectives.outputs import Batch
 from distill.tasks.corpora import Corpus, corpus_file, embedded_corpus
 from distill.tasks.encoding import Encoded, training_batches
+from distill.tasks.long_texts import CUT
 from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.recipe import Recipe
@@ -105,6 +106,7 @@ def preparation_context(
         config.row_length,
         config.search_fraction if config.search_rows == "random" else [config.search_fraction, config.search_rows],
         config.finetune.steps == 0,  # whose classes the rows have
+        *([] if config.long_texts == CUT else [config.long_texts]),
     )
     return PreparationContext(
         config=config,

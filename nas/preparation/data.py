@@ -244,7 +244,8 @@ def notes_of(config: StudyConfig, tokenizer: Any, data: TaskData[Any]) -> list[s
     """The lines about the rows of the task, see `distill.tasks.row_checks.notes`."""
     teacher = teacher_config(config)
     segments = family_of(teacher).size(teacher, "token_types")
-    return notes(tokenizer, joined(data.train, data.search), data.dev, config.row_length, segments)
+    train = joined(data.train, data.search)
+    return notes(tokenizer, train, data.dev, config.row_length, segments, config.long_texts)
 
 
 def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, accelerator: Accelerator) -> Encoded:
@@ -253,14 +254,15 @@ def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, acc
 
     Raises:
         ValueError: `max_length` is too small for them.
+        UserError: `long_texts` is not for them.
         distill.training.teacher.TeacherError: the teacher cannot be loaded.
     """
-    result = encode(tokenizer, rows, config.row_length, task_type=task.task_type)
+    result = encode(tokenizer, rows, config.row_length, task_type=task.task_type, long_texts=config.long_texts)
     reranks = isinstance(rows, PassageSplit)
     if task.type.pool is None and not reranks:
         return result
     if reranks:
-        check_reranker(config.teacher, load_config(config.teacher))
+        check_reranker(locate(config.teacher), load_config(config.teacher))
     teacher = load_model(config.teacher, (), task.task_type, new_head=False)
     check_positions(config.teacher, teacher.config, int(result.lengths.max()), f"max_length {config.row_length}")
     logits_NC = rows_logits(teacher, result, tokenizer.pad_token_id, accelerator)

@@ -70,6 +70,11 @@ def create(context: PreparationContext, entries: Iterable[Entry]) -> None:
         entry.create(context)
 
 
+def teacher_of(config: StudyConfig) -> Architecture:
+    """The architecture of a study's teacher."""
+    return Architecture.uniform(*base_of_study(config.model_copy(update={"base": "teacher"})))
+
+
 def largest(config: StudyConfig) -> Architecture:
     """The architecture of a study's supernet: the base graph with the largest stack in every layer."""
     return Architecture.uniform(*base_of_study(config), max(config.space.stacks))

@@ -15,7 +15,7 @@ from nas.config.recipes import RecipeTable
 from nas.config.schema import ConfigError
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
-from nas.preparation.entries import Entry, Work, largest
+from nas.preparation.entries import Entry, Work, teacher_of
 from nas.preparation.phases import CANDIDATE, TrainingPhase, on_text, table_of, training_phases
 from nas.preparation.supernet import live_teacher
 from nas.preparation.workspace import objectives
@@ -35,7 +35,7 @@ def outputs_entries(context: PreparationContext, folders: TaskFolders, supernet:
     config = context.config
 
     def work(table: RecipeTable | None) -> tuple[Work, ...]:
-        return (Work("teacher: outputs for the candidates", largest(config), table),)
+        return (Work("teacher: outputs for the candidates", teacher_of(config), table),)
 
     earlier = (folders.data, folders.teacher, supernet, *(folder for _, folder in folders.texts))
     if not all(path.exists() for path in earlier):

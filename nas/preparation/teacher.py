@@ -12,7 +12,7 @@ from foundation.files import save_pretrained
 from nas.preparation import data
 from nas.preparation.context import PreparationContext
 from nas.preparation.data import TaskFolders
-from nas.preparation.entries import TRAINING, Entry, Work, create, largest
+from nas.preparation.entries import TRAINING, Entry, Work, create, teacher_of
 from nas.preparation.phases import portion, refusing_divergence
 
 
@@ -32,7 +32,7 @@ def teacher_entry(context: PreparationContext) -> Entry:
         "fine-tuned teacher",
         context.teacher,
         lambda folder, state: _make_teacher(context, TaskFolders(context.data, folder), folder, state),
-        (Work("teacher: fine-tuning", largest(context.config), context.config.finetune, TRAINING),),
+        (Work("teacher: fine-tuning", teacher_of(context.config), context.config.finetune, TRAINING),),
         is_training=True,
     )
 

@@ -30,7 +30,7 @@ from nas.preparation.phases import learns_from_text
 from nas.preparation.prepare import TEXTS, entries, workspace_of
 from nas.preparation.text import corpora_of
 from nas.preparation.workspace import Workspace, base_of_study
-from nas.search.estimate import Estimator, Sizes, measure_speed
+from nas.search.estimate import Estimator, Sizes, measure_speed, usual_candidate
 from nas.search.run import SearchRun
 from nas.study.attributes import COSTS
 from search_spaces import cost
@@ -65,11 +65,15 @@ def dry_run(search: SearchRun, console: Console) -> None:
     console.print(f"dry run: nothing is trained, and nothing is written to {search.path}")
     show_space(console, config, space, search.stages[0])
     show_baselines(console, config, space, baselines, workspace)
-    if known and config.task in config.rows:
-        for line in notes_of(config, context.tokenizer, read(config, context.corpus)):
+    reads = known and (config.task in config.rows or not workspace.folders.data.exists())
+    rows = read(config, context.corpus) if reads else None
+    if rows is not None and config.task in config.rows:
+        for line in notes_of(config, context.tokenizer, rows):
             warn_once(line)
     show_needs(console, there, downloads, known)
-    show_time(console, search, space, needed, workspace)
+    sizes = Sizes.of(config, workspace.folders.data, rows, context.tokenizer)
+    student = uniform_slice(config, space) if measured or not latency else usual_candidate(config)
+    show_time(console, search, space, needed, sizes, student, measured or not latency)
 
 
 def downloads_of(config: StudyConfig) -> Iterator[str]:
@@ -218,13 +222,25 @@ def show_needs(console: Console, there: dict[str, bool], downloads: Sequence[str
         console.print(f"from the hub, unless its cache has it: {name}")
 
 
-def show_time(console: Console, search: SearchRun, space: Space, needed: Sequence[Entry], workspace: Workspace) -> None:
-    """Print how long each part that is still to be done takes, and how that was estimated."""
+def show_time(
+    console: Console,
+    search: SearchRun,
+    space: Space,
+    needed: Sequence[Entry],
+    sizes: Sizes,
+    student: Architecture,
+    measured: bool,
+) -> None:
+    """Print how long each part that is still to be done takes, and how that was estimated.
+
+    Args:
+        student: an architecture of the size of the candidates.
+        measured: whether the latency table is in the cache, if one is needed.
+    """
     config, workers = search.config, search.cluster.workers
-    sizes = Sizes.of(config, workspace.folders.data)
     teacher = teacher_config(config)
     speed = measure_speed(space.base, space.graph, teacher, sizes.tokens, search.cluster.device, config.mixed_precision)
-    parts = Estimator(config, sizes, speed, uniform_slice(config, space)).parts(needed, search.stages)
+    parts = Estimator(config, sizes, speed, student).parts(needed, search.stages, measured)
     console.print(f"time, with {workers} worker{'s' if workers > 1 else ''}:")
     for part in parts:
         count = f"{part.count} trials" if part.what.startswith("stage ") else f"up to {part.count} trainings"
@@ -233,7 +249,7 @@ def show_time(console: Console, search: SearchRun, space: Space, needed: Sequenc
     console.print(f"  {'in all about':<36} {clock(sum(part.total for part in parts)):>7}")
     counted = f"sentences have {sizes.tokens} tokens on average"
     if sizes.train is None:
-        counted = "as the rows have not been read, sentences are assumed to fill half of max_length"
+        counted = "as the rows have not been read, sentences are assumed to fill a third of max_length"
     console.print(
         f"  basis: a forward pass of the base model computed {speed / 1e9:.1f} G MACs a second, a training step counts "
         f"as {TRAINING} passes, and {counted}"

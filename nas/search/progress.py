@@ -28,16 +28,18 @@ class Part:
         what: its name in the progress, such as "teacher: fine-tuning" or "stage 1".
         count: how many trials it has; 1 if it is not made of trials.
         seconds: of wall time for one of them.
+        start: seconds until the first of them begins.
     """
 
     what: str
     count: int
     seconds: float
+    start: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds of the whole part."""
-        return self.count * self.seconds
+        return self.start + self.count * self.seconds
 
 
 @dataclass

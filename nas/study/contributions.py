@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.tasks.metrics import SPEARMAN, Metric, Score, mean_paired_difference
+from distill.tasks.metrics import Metric, Score, mean_paired_difference
 from nas.config.schema import StudyConfig
 
 BITS, FLOATS = "bits", "float32"
@@ -49,11 +49,15 @@ def metric_of_rows(config: StudyConfig, rows: np.ndarray) -> Metric:
     """
     if rows.ndim == 1:
         return MEAN
-    if config.task in config.rows:
-        return SPEARMAN  # own rows are classified, with the accuracy as the score, or have numbers as labels
-    from distill.tasks.readers import glue  # imports torch, which takes seconds
-    from distill.tasks.types import token_classification
+    # These import torch, which takes seconds.
+    from distill.tasks.readers import glue
+    from distill.tasks.readers.tables import USUAL
+    from distill.tasks.types import get_task_type, token_classification
+    from nas.preparation.data import type_of_rows
 
+    if (own := config.rows.get(config.task)) is not None:
+        kind = get_task_type(type_of_rows(own))
+        return kind.metrics[own.metric or USUAL[kind.name][0]]
     if config.task in glue.TASKS:
         return glue.TASKS[config.task].task.score_metric
     return token_classification.TYPE.metrics["f1" if rows.shape[1] == ENTITY_COLUMNS else "accuracy"]

@@ -118,6 +118,23 @@ def test_metrics_that_are_no_means(task: str, columns: int, name: str) -> None:
     assert metric_of_rows(config, rows).of_contributions(rows).value == 0.75
 
 
+@pytest.mark.parametrize(
+    ("columns", "kind", "name"),
+    [
+        ({}, "classification", "accuracy"),
+        ({"metric": "matthews"}, "classification", "matthews"),
+        ({"multi_label": True}, "multi_label_classification", "f1_micro"),
+        ({"multi_label": True, "metric": "f1_macro"}, "multi_label_classification", "f1_macro"),
+        ({"regression": True, "metric": "pearson"}, "regression", "pearson"),
+    ],
+)
+def test_metrics_of_own_rows(columns: dict[str, Any], kind: str, name: str) -> None:
+    from distill.tasks.types import TASK_TYPES
+
+    config = load_config("minilm", {"tasks": ["mine"], "rows": {"mine": {"train": "a", "dev": "b"} | columns}})
+    assert metric_of_rows(config, np.ones((2, 6))) is TASK_TYPES[kind].metrics[name]
+
+
 def test_what_cannot_be_compared(
     studies: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,7 +118,7 @@ def test_the_grid_counts_nearly_all_where_its_steps_are_long(budgets: int, monke
         exact = count_within(layers, bounds)
         with monkeypatch.context() as patch:
             patch.setattr(counting, "MANY", 10)
-            assert counting.is_on_grid(layers)
+            assert counting.is_on_grid(layers, bounds.high)
             counted = count_within(layers, bounds)
         assert exact > 100
         assert counted == pytest.approx(exact, rel=0.1)
@@ -131,3 +131,17 @@ def test_a_row_without_many_options_is_counted_exactly(monkeypatch: pytest.Monke
     monkeypatch.setitem(counting.STEPS, 1, 2)
     high = (2 * 10**6 + 11,)
     assert count_each(many, (few,), Bounds(0, high), high) == [2] * 10 + [1] * 10
+
+
+def test_sums_that_are_too_many_are_counted_on_the_grid() -> None:
+    """Of twelve layers with 40 options of two unrelated costs all sums would take more memory than there is."""
+    rng = np.random.default_rng(0)
+    row = tuple(map(tuple, rng.integers(10**5, 10**6, (40, 2)).tolist()))
+    high = (6 * 10**6, 6 * 10**6)
+    assert counting.is_on_grid([row] * 12, high) and not counting.is_on_grid([row] * 4, high)
+    # Sums of twelve draws are nearly normal.
+    counted, drawn = (
+        count_within([row] * 12, Bounds(0, high)),
+        np.array(row)[rng.integers(40, size=(40_000, 12))].sum(axis=1),
+    )
+    assert counted / 40**12 == pytest.approx((drawn <= high).all(axis=1).mean(), rel=0.1)

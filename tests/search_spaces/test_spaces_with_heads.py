@@ -60,8 +60,8 @@ def test_a_lower_bound_is_refused_on_the_grid(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SpaceError) as error:
         replace(space, min_params=least + 1)
     assert str(error.value) == (
-        "min_params: a lower bound works up to 128 options per layer, and this space has 147: remove min_params, or "
-        "allow fewer choices"
+        "min_params: a lower bound works up to 128 options per layer, or fewer if their sums are too many; this space "
+        "has 147 in each of 3 layers: remove min_params, set slack = 1, or allow fewer choices"
     )
     with pytest.raises(SpaceError, match=rf"no architecture has .*this space reaches from {least:,} to"):
         replace(space, min_params=1, max_params=least - 1)

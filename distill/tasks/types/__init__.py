@@ -3,7 +3,8 @@
 from typing import Any
 
 from distill.tasks.encoding import IGNORED, Encoded
-from distill.tasks.splits import AnySplit
+from distill.tasks.long_texts import CUT, UNTRUNCATED, divided
+from distill.tasks.splits import AnySplit, Split
 from distill.tasks.types import (
     classification,
     embeddings,
@@ -14,7 +15,7 @@ from distill.tasks.types import (
     token_classification,
 )
 from distill.tasks.types.base import TaskType
-from foundation.errors import did_you_mean
+from foundation.errors import UserError, did_you_mean
 
 __all__ = [
     "CLASSIFICATION",
@@ -98,20 +99,23 @@ def encode(
     stride: int | None = None,
     *,
     task_type: str,
+    long_texts: str = CUT,
 ) -> Encoded:
     """Tokenize a split.
 
     Rows are truncated to `max_length` tokens, except for a question's context, which is divided into as many
-    overlapping windows, one row each, as necessary.
+    overlapping windows, one row each, as necessary, and for single texts as `long_texts` says.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer.
-        stride: number of tokens of the context that consecutive windows have in common; by default a third of
+        stride: number of tokens that consecutive windows have in common; by default a third of
             `max_length`, which is the usual 128 for 384.
         task_type: the name of the split's task type.
+        long_texts: a value of `distill.tasks.long_texts.LONG_TEXTS`.
 
     Raises:
         ValueError: there are no rows, rows of another task type, or no room for text in `max_length` and `stride`.
+        UserError: `long_texts` is not for these rows.
     """
     if not len(rows):
         raise ValueError("nothing to encode: no rows")
@@ -120,5 +124,9 @@ def encode(
         raise ValueError(f"a {type(rows).__name__} does not hold rows for {task_type}")
     if max_length <= tokenizer.num_special_tokens_to_add(pair=rows.paired):
         raise ValueError(f"max_length = {max_length}: no room for text besides the special tokens")
-    encoded: Encoded = chosen.encode(tokenizer, rows, max_length, max_length // 3 if stride is None else stride)
-    return encoded
+    stride = max_length // 3 if stride is None else stride
+    if long_texts != CUT and (rows.paired or not (chosen.head.pooled and isinstance(rows, Split))):
+        what = "pairs of texts" if rows.paired else f"rows for {task_type}"
+        raise UserError(f'long_texts = "{long_texts}" is for single texts with classes or a number, not for {what}')
+    encoded: Encoded = chosen.encode(tokenizer, rows, max_length if long_texts == CUT else UNTRUNCATED, stride)
+    return encoded if long_texts == CUT else divided(encoded, tokenizer, max_length, stride, long_texts)

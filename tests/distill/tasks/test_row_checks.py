@@ -26,8 +26,10 @@ def test_nothing_to_say(tokenizer: Any) -> None:
 def test_rows_that_are_cut(tokenizer: Any) -> None:
     long = [" ".join("abcdefgh"[:length]) for length in (1, 2, 3, 4, 5, 6, 7, 8)]
     assert notes(tokenizer, rows(*long), rows("h"), 8, 2) == [
-        "25.0% of the training rows have more than 8 tokens and are cut; 95 % of them have at most 10"
+        "25.0% of the training rows have more than 8 tokens and are cut (for other ways, see long_texts); 95 % of them "
+        "have at most 10"
     ]
+    assert "and are read in windows; 95 %" in notes(tokenizer, rows(*long), rows("h"), 8, 2, "windows")[0]
     words = TaggedSplit((tuple("abcdefgh"),), (tuple(range(8)),))
     assert "100.0% of the training rows have more than 9 tokens" in notes(tokenizer, words, words, 9)[1]
     pairs = rows("a b", pairs=("c d e",))

@@ -16,6 +16,7 @@ from distill.memory import RowsError
 from distill.python import distil
 from nas.compress.command import main
 from nas.compress.python import Compressed, compress_model
+from nas.compress.rows import predicted_labels
 from tests.nas.rows import sentences, table, words
 from tests.nas.tiny_study import TinyStudy
 
@@ -140,3 +141,25 @@ def test_mistakes_in_python(teacher: Path) -> None:
     broken = Dataset.from_list([{"sentence": "a", "label": [-1]}] * 20, features=rows().features)
     with pytest.raises(RowsError, match=r"train: row 0 has no label in the column 'label', but \[-1\]"):
         compress_model(str(teacher), broken, multi_label=True, **LIMITS)
+
+
+def test_long_texts(teacher: Path) -> None:
+    """A text counts once, with the mean of the logits of its windows, which transformers makes here."""
+    windows: dict[str, Any] = {"long_texts": "windows", "max_length": 8, "max_params": 12_000, "device": "cpu"}
+    result = compress_model(str(teacher), rows(), multi_label=True, steps=2, **windows)
+    held_out = rows()[9::10]
+    model: Any = AutoModelForSequenceClassification.from_pretrained(teacher).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(teacher)
+    cut = {"truncation": True, "max_length": 8, "stride": 2, "return_overflowing_tokens": True}
+    given = tokenizer(held_out["sentence"], **cut, return_tensors="pt", padding=True)
+    sources = given.pop("overflow_to_sample_mapping")
+    with torch.no_grad():
+        logits = model(**given).logits
+    chosen = np.array([logits[sources == text].mean(0).numpy() >= 0 for text in range(len(held_out["label"]))])
+    expected = np.array([[number in label for number in (0, 1)] for label in held_out["label"]])
+    assert len(sources) > len(chosen) == result.metrics["dev_rows"]
+    tolerance = 1e-6 if result.metrics["precision"] == "no" else 0.05
+    value = f1_score(expected, chosen, average="micro")
+    assert result.metrics["models"]["teacher"]["f1_micro"]["value"] == pytest.approx(value, abs=tolerance)
+    labels, classes = predicted_labels(held_out["sentence"], str(teacher), 8, "windows", "cpu")
+    assert [[name in label for name in classes] for label in labels] == chosen.tolist()

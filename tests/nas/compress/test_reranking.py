@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from transformers import AutoTokenizer
 
 from distill.tasks.readers.tables import TableError
-from distill.training.reranker import is_reranker, keep_activation
+from distill.training.reranker import check_reranker, is_reranker, keep_activation
 from distill.training.teacher import load_config, load_model
 from nas.compress.command import main
 from nas.compress.python import Compressed, compress_model
@@ -199,3 +199,22 @@ def test_passages_to_rank(tmp_path: Path) -> None:
         pairs_of(write(tmp_path / "b.jsonl", [{**ROWS[0], "relevant": 2}]), ranked=True)
     with pytest.raises(TableError, match="no column 'relevant'"):
         pairs_of(write(tmp_path / "c.jsonl", [{"query": "a", "passage": "b"}]), ranked=True)
+
+
+def test_a_prompt_before_every_query(
+    teacher: Path, shared_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """sentence-transformers puts it there where nothing else is said; other prompts only on request."""
+    pairs = [(row["query"], row["passage"]) for row in ROWS[:6]]
+    asked = [(f"ba do {query}", passage) for query, passage in pairs]
+    plain, files = cross_encoder(teacher).predict(pairs), write(tmp_path / "pairs.jsonl", ROWS)
+    for default in (None, "query"):
+        folder = tmp_path / f"{default}"
+        cross_encoder(teacher, prompts={"query": "ba do "}, default_prompt_name=default).save(str(folder))
+        expected = plain if default is None else cross_encoder(teacher).predict(asked)
+        np.testing.assert_allclose(cross_encoder(folder).predict(pairs), expected, atol=1e-6)
+    check_reranker(str(tmp_path / "None"), load_config(str(tmp_path / "None")))
+    words = [folder, "--reranking", files, *LIMITS, "--out", tmp_path / "out"]
+    assert main([str(word) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert "puts 'ba do ' before every query, as default_prompt_name in its config_sentence_transformers.json" in said

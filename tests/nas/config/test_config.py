@@ -407,3 +407,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             load_config(str(tmp_path / name))
     with pytest.raises(ConfigError, match="unknown preset 'dmeo'; did you mean 'demo'\\?"):
         load_config("dmeo")
+
+
+@pytest.mark.parametrize(
+    ("given", "length"), [({"mnli": 64}, 64), ({"mnli": 64, "mnli_mismatched": 32}, 32), ({}, 128)]
+)
+def test_a_further_dev_split_is_cut_as_its_task(given: dict[str, int], length: int) -> None:
+    config = load_config("minilm", {"tasks": ["mnli_mismatched"], "max_length_of": given, "max_length": 128})
+    assert config.row_length == length

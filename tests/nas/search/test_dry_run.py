@@ -40,8 +40,8 @@ def test_with_a_full_cache(
         costs = f"{cost.params(architecture, 3):,} +{cost.macs(architecture, num_labels=3):,}"
         assert re.search(f"{origin} +{costs} +(yes|no)", printed)
     assert "will be made" not in printed and printed.count("is there") == 4
-    # Trials and, at most, confirmations: (candidates + best baseline + refined architecture) * seeds.
-    for line in ("(6 trials", "(up to 6 trainings", "(4 trials", "(8 trials"):
+    # Trials and, at most, confirmations: (candidates + best baseline, in the first stage + global importance) * seeds.
+    for line in ("(6 trials", "(up to 8 trainings", "(4 trials", "(up to 4 trainings", "(8 trials"):
         assert line in printed
     assert "fine-tuning" not in printed and "in all about" in printed and "one-shot supernet: training" in printed
 
