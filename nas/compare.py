@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.cli import DONE, Parser, add_device_option, at_least, interruptible
+from distill.training.progress import terminal
 from foundation.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ def command(options: argparse.Namespace) -> int:
     Raises:
         UserError: an item cannot be read, or the items cannot be compared.
     """
-    from rich.console import Console
-
     from nas.report.architecture import describe
     from nas.report.comparison import differences
 
@@ -99,7 +98,7 @@ def command(options: argparse.Namespace) -> int:
         }
         print(json.dumps(document, indent=2))
         return DONE
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = terminal()
     side_by_side(items, facts).print(console)
     console.print(f"MACs of a sentence of {tokens} tokens; percentages are of {items[0].name}'s")
     if paired:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModel
-from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE, Parser, interruptible
 from distill.encoders.family import family_of, supported
@@ -23,6 +22,7 @@ from distill.encoders.student.anatomy import Family
 from distill.encoders.student.families import FAMILIES
 from distill.encoders.students import add_family
 from distill.encoders.verify import TOLERANCE, verify
+from distill.training.progress import silence_transformers
 from distill.training.teacher import load_config, load_unchanged, locate, read_config
 from distill.training.weights import UNREADABLE, load_weights
 from foundation.errors import UserError, reason
@@ -141,8 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
 
     def run() -> int:
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
+        silence_transformers()
         print(probe(options.checkpoint))
         return DONE
 

@@ -12,12 +12,11 @@ import torch
 import transformers
 from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.encoders.family import family_of
 from distill.table import difference, with_error
-from distill.training.progress import Progress
+from distill.training.progress import Progress, silence_transformers, terminal
 from distill.training.sentences import copy_modules
 from distill.training.teacher import TeacherError, load_config, set_head
 from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically, write_text
@@ -74,8 +73,7 @@ def run(export: Export) -> int:
     Raises:
         UserError: the checkpoint cannot be exported like this.
     """
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    silence_transformers()
     if export.onnx:
         check_installed()
     checkpoint = load_checkpoint(export.checkpoint, export.labels)
@@ -83,7 +81,7 @@ def run(export: Export) -> int:
     longest = family_of(checkpoint.model).positions(checkpoint.model.config)
     if export.tokens is not None and export.tokens > longest:
         raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=export.json)
+    console = terminal(stderr=export.json)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(export.threads or before)

@@ -8,9 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from accelerate import Accelerator
-from rich.console import Console
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.table import Column, Table, with_error
@@ -23,7 +21,7 @@ from distill.tasks.task import Task, TaskError
 from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
 from distill.training.measure import scores
-from distill.training.progress import Progress
+from distill.training.progress import Progress, silence_transformers, terminal
 from distill.training.teacher import (
     check_positions,
     check_vocabulary,
@@ -61,9 +59,8 @@ def evaluate_checkpoint(
     Raises:
         UserError: the checkpoint or the rows cannot be read, or do not fit together.
     """
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=as_json)
+    silence_transformers()
+    console = terminal(stderr=as_json)
     accelerator = make_accelerator(device, config.mixed_precision)
     corpus, measured, written = cache(embedded_corpus), dict[str, dict[str, Any]](), list[Path]()
     with Progress(console, quiet) as progress:
