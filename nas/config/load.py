@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+from argparse import Namespace
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -19,6 +20,18 @@ class Given(NamedTuple):
 
     option: str
     value: Any
+
+
+def given(options: Namespace, *places: str) -> dict[str, Given]:
+    """The values of those of the options that are given, by their places in the configuration, which are dotted paths
+    that end in the names of the options.
+    """
+    names = {place: place.rpartition(".")[2] for place in places}
+    return {
+        place: Given(f"--{name.replace('_', '-')}", value)
+        for place, name in names.items()
+        if (value := getattr(options, name)) is not None
+    }
 
 
 def presets() -> list[str]:
@@ -77,15 +90,15 @@ def parse_config(text: str, name: str, overrides: Mapping[str, Any] | None = Non
         ConfigError: see `load_config`.
     """
     tables = _extended(_parsed(text, name), name, (name,))
-    options, given = {}, {}
+    options, values = {}, {}
     for place, value in (overrides or {}).items():
         if isinstance(value, Given):
             options[place], value = value
         outer, *inner = place.split(".")
         if inner and not isinstance(tables.get(outer, {}), dict):
             continue  # the validation below reports this mistake
-        given[place] = value
-    tables = merged(tables, _absolute_rows(_nested(given), Path()))
+        values[place] = value
+    tables = merged(tables, _absolute_rows(_nested(values), Path()))
     try:
         return StudyConfig.model_validate(tables)
     except ValidationError as error:
