@@ -2,7 +2,7 @@
 
 import re
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -105,24 +105,14 @@ def _sampler(value: str) -> str:
 
 PositiveFraction = Annotated[Fraction, BeforeValidator(_positive_fraction), PlainSerializer(str)]
 ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
+T = TypeVar("T")
+Choices = Annotated[tuple[T, ...], Field(min_length=1), AfterValidator(_distinct)]
 # Choices for a number of experts that a whole architecture has.
-ExpertCounts = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=1, le=MOST_EXPERTS)], ...],
-    Field(min_length=1),
-    AfterValidator(_distinct),
-]
+ExpertCounts = Choices[Annotated[int, Field(strict=True, ge=1, le=MOST_EXPERTS)]]
 # Choices for the number of attention heads of a layer.
-HeadCounts = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=0, le=LARGEST["heads"])], ...],
-    Field(min_length=1),
-    AfterValidator(_distinct),
-]
+HeadCounts = Choices[Annotated[int, Field(strict=True, ge=0, le=LARGEST["heads"])]]
 # Choices for the rank of the word embedding.
-Ranks = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=1, le=LARGEST["width"])], ...],
-    Field(min_length=1),
-    AfterValidator(_distinct),
-]
+Ranks = Choices[Annotated[int, Field(strict=True, ge=1, le=LARGEST["width"])]]
 Tasks = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_different)]
 # What is optimized: the score, or the score and one cost.
 Goals = Annotated[tuple[Literal["score", "params", "macs", "latency"], ...], BeforeValidator(_goals)]
