@@ -265,6 +265,8 @@ class StudyConfig(Table):
     def _stages_suit_goals_and_scores(self) -> Self:
         from nas.samplers import SAMPLERS
 
+        if self.stage3.evaluation == "trained" and len(self.tasks) > 1:
+            raise ValueError("stage3.evaluation: candidates are trained on one task only; use untrained or one_shot")
         for name in STAGES:
             stage: StageTable = getattr(self, name)
             sampler, evaluation = stage.sampler, stage.evaluation
@@ -288,8 +290,6 @@ class StudyConfig(Table):
                     f"{name}.sampler: milp learns from the fidelity of compensated candidates: set {name}.score = "
                     '"fidelity" and supernet.inheritance = "compensated", or choose another sampler'
                 )
-        if self.stage3.evaluation == "trained" and len(self.tasks) > 1:
-            raise ValueError("stage3.evaluation: candidates are trained on one task only; use untrained or one_shot")
         return self
 
     @model_validator(mode="after")

@@ -30,7 +30,6 @@ from distill.training.teacher import (
     load_tokenizer,
     outputs_of,
 )
-from foundation.errors import UserError
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.data import as_labeled, encoded, read
 
@@ -114,12 +113,7 @@ def encoded_split(
     Raises:
         UserError: they are too few, or the model has fewer positions.
     """
-    try:
-        rows = encoded(config, task, split, tokenizer, accelerator)
-    except UserError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"max_length: {error}") from None
+    rows = encoded(config, task, split, tokenizer, accelerator)
     longest = int(rows.lengths.max(initial=0))
     check_positions(folder, model.config, longest, f"{task.name}: max_length {config.row_length}")
     return EvalSet(task, as_labeled(split, rows), rows, tokenizer.pad_token_id)

@@ -59,7 +59,8 @@ class TaskFolders:
     @property
     def task(self) -> Task:
         """The task: its name, labels, type and metrics."""
-        return stored_task(self.data)
+        fields = json.loads((self.data / "task.json").read_text(encoding="utf-8"))
+        return Task(**fields | {name: tuple(fields[name]) for name in ("labels", "metrics")})
 
     def rows(self, name: str) -> Encoded:
         """The encoded rows of the split "train", "search" or "dev"."""
@@ -76,13 +77,6 @@ class TaskFolders:
     def split(self, name: str) -> AnySplit:
         """The split "search" or "dev" before encoding, as metrics need it."""
         return load_split(self.task.task_type, self.data / f"{name}.json")
-
-
-def stored_task(folder: Path) -> Task:
-    """The task whose data is in this folder."""
-    fields = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    fields |= {name: tuple(fields[name]) for name in ("labels", "metrics")}
-    return Task(**fields)
 
 
 def check_tasks(config: StudyConfig) -> None:
@@ -252,10 +246,15 @@ def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, acc
     and those of queries and passages its scores.
 
     Raises:
-        ValueError: `max_length` is too small for them.
+        ConfigError: `max_length` is too small for them.
         distill.training.teacher.TeacherError: the teacher cannot be loaded.
     """
-    result = encode(tokenizer, rows, config.row_length, task_type=task.task_type)
+    try:
+        result = encode(tokenizer, rows, config.row_length, task_type=task.task_type)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"max_length: {error}") from None
     reranks = isinstance(rows, PassageSplit)
     if task.type.pool is None and not reranks:
         return result
@@ -289,12 +288,7 @@ def write(
     folder.mkdir()
     (folder / NOTES).write_text(json.dumps(notes_of(config, tokenizer, data)), encoding="utf-8")
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
-        try:
-            arrays = encoded(config, data.task, rows, tokenizer, accelerator)
-        except UserError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"max_length: {error}") from None
+        arrays = encoded(config, data.task, rows, tokenizer, accelerator)
         if name == "train" and own is not None and own.class_weights is not None:
             try:
                 arrays = weighted(arrays, data.task, own.class_weights)

@@ -12,7 +12,7 @@ from distill.tasks.text import save_text, stored_text_key
 from nas.config.recipes import TextRecipeTable
 from nas.config.schema import ConfigError, StudyConfig
 from nas.preparation.context import PreparationContext
-from nas.preparation.entries import Entry, create
+from nas.preparation.entries import Entry
 from nas.preparation.phases import learns_from_text
 
 
@@ -32,13 +32,6 @@ def text_entries(context: PreparationContext, tables: Iterable[str]) -> Iterator
     corpora = {folder: corpora_of(context.config, table) for table, folder in texts_of(context, tables)}
     for folder, sources in corpora.items():
         yield Entry("encoded text", folder, partial(_make_text, context, sources))
-
-
-def prepare_texts(context: PreparationContext, tables: Iterable[str]) -> tuple[tuple[str, Path], ...]:
-    """Prepare the text of these tables; returns `texts_of`."""
-    tables = tuple(tables)
-    create(context, text_entries(context, tables))
-    return texts_of(context, tables)
 
 
 def corpora_of(config: StudyConfig, table: str) -> tuple[str, ...] | None:

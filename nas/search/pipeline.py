@@ -56,7 +56,7 @@ def prepare_search(search: SearchRun, progress: Progress | None = None) -> None:
     progress = progress or Progress(quiet=True)
     context = preparation_context(search.config, search.cluster.device, progress.update)
     # One process saves the teacher's outputs, when the search begins.
-    running = Search(search, prepare_in(context, outputs=not several_processes()), progress)
+    running = Search(search, prepare_in(replace(context, outputs=not several_processes())), progress)
     running.prepared(running.first())
 
 
