@@ -26,8 +26,9 @@ from nas.export.hub import Publication, hub_name
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
 from nas.export.ordinary import ordinary_architecture, ordinary_form
 from nas.latency.settings import device_name
+from nas.latency.whole import torch_threads
 from nas.onnx.int8 import quantize, scores_of_models
-from nas.onnx.model import OnnxModel, check_installed, export_onnx, verify
+from nas.onnx.model import OnnxModel, check_installed, export_onnx, verify, version
 from nas.preparation.context import preparation_context
 from nas.preparation.teacher import dev_set
 from nas.preparation.workspace import student_base
@@ -82,18 +83,13 @@ def run(export: Export) -> int:
     if export.tokens is not None and export.tokens > longest:
         raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
     console = terminal(stderr=export.json)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(export.threads or before)
-        with Progress(console, export.quiet) as progress:
-            results: dict[str, Any] = {}
-            write = partial(_write, export, checkpoint, progress, console)
-            write_atomically(export.out, lambda folder: results.update(write(folder)))
-            if export.publication.repo:
-                progress.update("uploading", None)
-                results["url"] = export.publication.push(export.out)
-    finally:
-        torch.set_num_threads(before)
+    results: dict[str, Any] = {}
+    with torch_threads(export.threads or torch.get_num_threads()), Progress(console, export.quiet) as progress:
+        write = partial(_write, export, checkpoint, progress, console)
+        write_atomically(export.out, lambda folder: results.update(write(folder)))
+        if export.publication.repo:
+            progress.update("uploading", None)
+            results["url"] = export.publication.push(export.out)
     if export.json:
         print(json.dumps({"folder": str(export.out), **results}, indent=2))
     else:
@@ -270,14 +266,10 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
 
 def machine(onnx: bool) -> dict[str, Any]:
     """What the latencies depend on: processor, threads, and versions of the libraries."""
-    known: dict[str, Any] = {
+    return {
         "processor": device_name("cpu"),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        **({"onnxruntime": version()} if onnx else {}),
     }
-    if onnx:
-        import onnxruntime
-
-        known["onnxruntime"] = onnxruntime.__version__
-    return known

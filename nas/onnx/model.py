@@ -4,6 +4,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,10 @@ _NOISY = ("torch.onnx._internal.exporter", "onnxscript", "onnx_ir", "root")
 def check_installed() -> None:
     """Raise ExportError if the packages of the extra `onnx` are not installed."""
     try:
-        import onnx
-        import onnxruntime
-        import onnxscript
+        for name in ("onnx", "onnxruntime", "onnxscript"):
+            import_module(name)
     except ImportError as error:
         raise ExportError(f"{error}: ONNX needs the extra onnx: pip install 'ffn-nas[onnx]'") from None
-    del onnx, onnxruntime, onnxscript
 
 
 def version() -> str:
@@ -50,7 +49,7 @@ class _ByPosition(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.task_type = _type_of(model)
+        self.task_type = type_of_head(model)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         batch = dict(zip(family_of(self.model).inputs(self.model.config), inputs, strict=True))
@@ -65,8 +64,8 @@ def output_names(task_type: TaskType) -> tuple[str, ...]:
     return task_type.outputs if task_type.pool is None else (VECTORS,)
 
 
-def _type_of(model: PreTrainedModel) -> TaskType:
-    """The task type of a model with a head."""
+def type_of_head(model: PreTrainedModel) -> TaskType:
+    """The task type of a model with a head; only such models are exported."""
     task_type = task_type_of(model)
     assert task_type is not None
     return task_type
@@ -92,7 +91,7 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
                 dynamo=True,
                 verbose=False,
                 input_names=list(batch),
-                output_names=list(output_names(_type_of(model))),
+                output_names=list(output_names(type_of_head(model))),
                 dynamic_shapes=((axes,) * len(batch),),
             )
             assert program is not None
@@ -174,7 +173,7 @@ def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
     Raises:
         ExportError: a difference exceeds `TOLERANCE`, absolute or relative to the logit, whichever is larger.
     """
-    known = _type_of(model)
+    known = type_of_head(model)
     largest = 0.0
     for sentences, tokens in SIZES:
         longest = family_of(model).positions(model.config)
