@@ -35,7 +35,6 @@ COSTS = {
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.compare", description=__doc__)
     add = result.add_argument
     items = (
@@ -56,7 +55,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     return interruptible("nas.compare", lambda: command(options))
 
@@ -65,10 +63,10 @@ def command(options: argparse.Namespace) -> int:
     """Compare and print.
 
     Raises:
-        UserError: an item cannot be read, or the items cannot be compared.
+        UserError: an item cannot be read, or two of them cannot be compared, as their rows are of different tasks.
     """
     from nas.report.architecture import describe
-    from nas.report.comparison import differences
+    from nas.report.comparison import check_tasks, differences, item_of, scored_checkpoints, with_confirmed_rows
 
     if len(options.items) < 2:
         raise UserError("give at least two things to compare; nas.inspect shows a single one")
@@ -81,7 +79,9 @@ def command(options: argparse.Namespace) -> int:
         draw([Path(item) for item in options.items], options.plot)
         print(f"wrote {options.plot}")
         return DONE
-    items = loaded(options)
+    items = [item_of(text) for text in options.items]
+    check_tasks(items)
+    items = scored_checkpoints(with_confirmed_rows(items, options.storage), options.rows, options.device)
     shortest = min(items, key=lambda item: item.architecture.base.positions)
     limit = shortest.architecture.base.positions
     tokens = options.tokens or min(128, limit)
@@ -106,20 +106,6 @@ def command(options: argparse.Namespace) -> int:
     for note in notes:
         console.print(note)
     return DONE
-
-
-def loaded(options: argparse.Namespace) -> "list[Item]":
-    """The items with the rows on which they were or can be scored.
-
-    Raises:
-        UserError: an item cannot be read, or two of them have rows of different tasks.
-    """
-    from nas.report.comparison import check_tasks, item_of, scored_checkpoints, with_confirmed_rows
-
-    items = [item_of(text) for text in options.items]
-    check_tasks(items)
-    items = with_confirmed_rows(items, options.storage)
-    return scored_checkpoints(items, options.rows, options.device)
 
 
 def side_by_side(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]]) -> "Table":

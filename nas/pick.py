@@ -23,7 +23,6 @@ from nas.study.folder import STAGES, Folder
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.pick", description=__doc__)
     add = result.add_argument
     add("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
@@ -42,7 +41,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     return interruptible("nas.pick", lambda: command(options))
 

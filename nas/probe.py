@@ -130,14 +130,12 @@ def _has(encoder: Any, path: str) -> bool:
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.probe", description=__doc__)
     result.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder, or a name on the hub")
     return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
 
     def run() -> int:

@@ -35,7 +35,6 @@ def given(options: Namespace, *places: str) -> dict[str, Given]:
 
 
 def presets() -> list[str]:
-    """The names of the presets that come with the package."""
     folder = resources.files("nas.config") / "presets"
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
@@ -59,12 +58,10 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> StudyC
 
 
 def preset_text(name: str) -> str:
-    """The text of the preset of this name."""
     return (resources.files("nas.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _source(name: str) -> str:
-    """The text of a preset or file."""
     if name in presets():
         return preset_text(name)
     if name.endswith(".toml"):

@@ -46,7 +46,6 @@ class Checkpoint:
 
     @property
     def type(self) -> TaskType:
-        """The type of its task."""
         return type_of_head(self.model)
 
 

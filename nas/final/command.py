@@ -28,7 +28,6 @@ from search_spaces.published import PUBLISHED, load
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("train_final.py", description=__doc__)
     add = result.add_argument
     architecture = "a study's architecture.json, any other file in that format, or the name of a published architecture"
@@ -144,7 +143,6 @@ def train(options: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
 
     def command() -> int:

@@ -37,7 +37,6 @@ def check_installed() -> None:
 
 
 def version() -> str:
-    """The version of onnxruntime."""
     import onnxruntime
 
     return str(onnxruntime.__version__)

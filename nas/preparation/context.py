@@ -69,11 +69,9 @@ class PreparationContext:
         return self.cache / "teachers" / self.teacher_key
 
     def batches(self, rows: Encoded, batch_size: int, steps: int, seed: int) -> Iterator[Batch]:
-        """Padded training batches of these rows."""
         return training_batches(rows, batch_size, steps, seed, self.tokenizer.pad_token_id)
 
     def recipe_batches(self, rows: Encoded, recipe: Recipe, seed: int) -> Iterator[Batch]:
-        """The training batches that this recipe asks for."""
         return self.batches(rows, recipe.batch_size, recipe.batches, seed)
 
 

@@ -21,15 +21,7 @@ from distill.tasks.row_checks import notes
 from distill.tasks.splits import AnySplit, PassageSplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
-from distill.tasks.types import (
-    CLASSIFICATION,
-    EMBEDDINGS,
-    MULTI_LABEL,
-    REGRESSION,
-    TaskType,
-    encode,
-    get_task_type,
-)
+from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MULTI_LABEL, REGRESSION, TaskType, encode, get_task_type
 from distill.training.evaluation import rows_logits
 from distill.training.reranker import check_reranker
 from distill.training.sentences import pooling_of
@@ -58,7 +50,6 @@ class TaskFolders:
 
     @property
     def task(self) -> Task:
-        """The task: its name, labels, type and metrics."""
         fields = json.loads((self.data / "task.json").read_text(encoding="utf-8"))
         return Task(**fields | {name: tuple(fields[name]) for name in ("labels", "metrics")})
 
@@ -121,7 +112,6 @@ def check_tasks(config: StudyConfig) -> None:
 
 
 def task_type_of(config: StudyConfig, task: str) -> TaskType:
-    """The type of one of the study's tasks."""
     rows = config.rows.get(task)
     return get_task_type(reader_of(task).task_type(task) if rows is None else type_of_rows(rows))
 

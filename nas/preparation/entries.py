@@ -56,7 +56,6 @@ class Entry:
 
     @property
     def exists(self) -> bool:
-        """Whether it is in the cache."""
         return self.path is not None and self.path.exists()
 
     def create(self, context: PreparationContext) -> None:
@@ -66,7 +65,6 @@ class Entry:
 
 
 def create(context: PreparationContext, entries: Iterable[Entry]) -> None:
-    """Make those of the entries that are not in the cache, in this order."""
     for entry in entries:
         entry.create(context)
 

@@ -111,7 +111,6 @@ class UntrainedWorkspace:
 
     @property
     def study(self) -> Workspace:
-        """The workspace of the study."""
         return self.tasks[0]
 
 
@@ -135,7 +134,6 @@ class OneShotWorkspace:
 
     @property
     def by_task(self) -> dict[str, TaskFolders]:
-        """The folders by the names of the tasks."""
         return dict(zip(self.study.config.tasks, self.tasks, strict=True))
 
 

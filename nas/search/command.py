@@ -17,7 +17,6 @@ from nas.search.options import DEFAULT, STAGES, check, overrides, parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     folder = options.out / (options.study if options.study is not None else Path(options.preset or DEFAULT).stem)
     with interrupt.recording():

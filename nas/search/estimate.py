@@ -125,7 +125,6 @@ class Estimator:
         return OVERHEAD + self.seconds([*work, Work("scoring", self.student, self.sizes.search)])
 
     def seconds(self, work: Iterable[Work]) -> float:
-        """Seconds that this computation takes."""
         macs = sum(
             each.passes * self._sentences(each.sentences) * cost.macs(each.architecture, self.sizes.tokens)
             for each in work

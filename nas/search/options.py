@@ -45,7 +45,6 @@ objectives of the distillation, by [objective] in a .toml file:
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser(
         prog="nas.search",
         description="Search the heads, FFNs and layers of a small BERT-like encoder that learns from a large one.",

@@ -105,12 +105,10 @@ class Search:
 
     @property
     def given(self) -> StudyConfig:
-        """The configuration as it was given."""
         return self.search.config
 
     @property
     def folder(self) -> Folder:
-        """The study's folder."""
         return self.search.folder
 
     @property
