@@ -91,7 +91,8 @@ def _compared(source: str, model_type: str) -> Iterator[tuple[str, str]]:
 def fault_of(model: Any) -> str:
     """What in a model is not as its type has it; "" if nothing is."""
     family, encoder = family_of(model), model.base_model.eval()
-    if missing := [path for path in _paths(family) if not _has(encoder, path)]:
+    there = {path for path, _ in encoder.named_modules(remove_duplicate=False)}
+    if missing := [path for path in _paths(family) if path not in there]:
         return f"there is no module {missing[0]!r}"
     try:
         verify(encoder, model.name_or_path)
@@ -119,14 +120,6 @@ def _paths(family: Family) -> Iterator[str]:
     for path in filter(None, (*inside, family.self_attention, family.query, family.key, family.value, family.output)):
         if path not in maps:
             yield f"{family.layers}.0.{path}"
-
-
-def _has(encoder: Any, path: str) -> bool:
-    try:
-        encoder.get_submodule(path)
-    except AttributeError:
-        return False
-    return True
 
 
 def parser() -> Parser:

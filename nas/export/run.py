@@ -243,7 +243,14 @@ def measure(
         progress.update("latency", None)
         measurements = timings(measured | forwards, model.config.vocab_size, tokens, export.batches, export.rounds)
         progress.finish()
-    return LatencyReport(tokens, measurements, macs, machine(export.onnx))
+    machine = {
+        "processor": device_name("cpu"),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        **({"onnxruntime": version()} if export.onnx else {}),
+    }
+    return LatencyReport(tokens, measurements, macs, machine)
 
 
 def _forward(model: PreTrainedModel, batch: Any) -> object:
@@ -262,14 +269,3 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
     own = checkpoint.model.config
     set_head(config, [own.id2label[number] for number in range(own.num_labels)], checkpoint.type.name)
     return config
-
-
-def machine(onnx: bool) -> dict[str, Any]:
-    """What the latencies depend on: processor, threads, and versions of the libraries."""
-    return {
-        "processor": device_name("cpu"),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        **({"onnxruntime": version()} if onnx else {}),
-    }

@@ -24,7 +24,6 @@ VECTORS = "sentence_embedding"
 # sentence that the model can read.
 SIZES = ((1, 1), (1, 8), (3, 13), (8, 32), (2, 0))
 _EXAMPLE = (3, 7)
-_NOISY = ("torch.onnx._internal.exporter", "onnxscript", "onnx_ir", "root")
 
 
 def check_installed() -> None:
@@ -105,18 +104,15 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence what the libraries say about themselves: about missing torchvision, and about names of axes."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         with warnings.catch_warnings():
             for category in (UserWarning, FutureWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def padded_batch(config: Any, sentences: int, tokens: int) -> Batch:
