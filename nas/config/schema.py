@@ -1,6 +1,8 @@
 """The schema of a study's configuration as pydantic models; `nas.config.load` loads presets and TOML files."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
@@ -29,6 +31,22 @@ STAGES = ("stage1", "stage2", "stage3")
 
 class ConfigError(UserError, ValueError):
     """A configuration that cannot be used; the message names the key or option and says what would be right."""
+
+
+@contextmanager
+def reporting(place: str, *errors: type[Exception]) -> Iterator[None]:
+    """In this block, report errors of these types as mistakes in the configuration.
+
+    Args:
+        place: the key or option that the message begins with; "": none.
+
+    Raises:
+        ConfigError: one of them was raised.
+    """
+    try:
+        yield
+    except errors as error:
+        raise ConfigError(f"{place}: {error}" if place else str(error)) from None
 
 
 class BaseTable(Table):

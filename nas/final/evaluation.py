@@ -30,7 +30,7 @@ from distill.training.teacher import (
     load_tokenizer,
     outputs_of,
 )
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig, reporting
 from nas.preparation.data import as_labeled, encoded, read
 
 # By task: the names of its metrics ("metrics"), and by model its scores ("models"), as metrics.json has them.
@@ -80,10 +80,8 @@ def evaluate_checkpoint(
             measured[name] = {"metrics": task.metrics, "models": own}
             if predictions is not None:
                 progress.update(f"{name}: predicting the test split", None)
-                try:
+                with reporting("", TaskError):
                     indices, split = read_test(name, None if config.data is None else Path(config.data))
-                except TaskError as error:
-                    raise ConfigError(str(error)) from None
                 test = encoded_split(of_task, task, split, tokenizer, model, folder, accelerator)
                 predicted = test.predictions(model, accelerator)
                 if places and task.labels != own_labels:

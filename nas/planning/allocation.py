@@ -150,6 +150,8 @@ def allocate(
     embeddings = _embeddings(space, whole_layers)
     others = add(space.cost(head), space.cost(embeddings[0]))
     variables, fixed = _variables(space, losses, others, embeddings, whole_layers)
+    costs = np.array([one.cost for one in variables], float)
+    predicted = np.array([one.predicted for one in variables])
     count, depth = len(variables), space.base.depth
     bounds = space.bounds.without(fixed)
     high = np.array(bounds.high, float)
@@ -157,11 +159,7 @@ def allocate(
     scale = np.maximum(1.0, np.abs(high))
     constraints = [
         # Half a unit of slack, as the solver computes in floating point and costs are whole numbers.
-        LinearConstraint(
-            np.array([one.cost for one in variables], float).T / scale[:, None],
-            (low - 0.5) / scale,
-            (high + 0.5) / scale,
-        ),
+        LinearConstraint(costs.T / scale[:, None], (low - 0.5) / scale, (high + 0.5) / scale),
     ]
     parts = (FFN, Attention) if any(isinstance(one.option, Attention) for one in variables) else (FFN,)
     for layer in range(depth):
@@ -184,7 +182,6 @@ def allocate(
     for architecture in exclude:
         same = [place for place, one in enumerate(variables) if one.option in _parts(architecture, one.layer)]
         constraints.append(LinearConstraint(_row(count, same), -np.inf, varied - distance))
-    predicted = np.array([one.predicted for one in variables])
     with stdout_to_stderr():  # HiGHS prints a line of its own in rare cases, whatever its options
         solution = milp(
             predicted / max(float(predicted.max()), 1e-300),

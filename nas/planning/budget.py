@@ -14,7 +14,7 @@ from distill.tasks.types import TASK_TYPES
 from distill.training.loop import device_type
 from distill.training.progress import ProgressCallback, ignore_progress
 from foundation.files import cache_folder
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig, reporting
 from nas.config.values import parse_latency
 from nas.latency.measure import latency_table
 from nas.latency.settings import TORCH, TableSettings
@@ -196,10 +196,8 @@ def check_deployment(config: StudyConfig, device: str) -> None:
             f'{key}: the latency of experts is only measured in torch: set deployment.runtime = "torch", or leave '
             "experts out"
         )
-    try:
+    with reporting("deployment.runtime", ExportError):
         check_installed()
-    except ExportError as error:
-        raise ConfigError(f"deployment.runtime: {error}") from None
 
 
 def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:

@@ -29,7 +29,7 @@ from distill.training.teacher import check_positions, load_config, load_model, l
 from foundation.errors import UserError
 from foundation.files import fingerprint
 from nas.config.rows import RowsTable
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig, reporting
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
 READERS_VERSION = 4
@@ -73,10 +73,8 @@ class TaskFolders:
 def check_tasks(config: StudyConfig) -> None:
     """Raise ConfigError if a task does not exist, or if the tasks cannot be searched on together."""
     for task in config.max_length_of.keys() - config.rows.keys():
-        try:
+        with reporting("max_length_of", TaskError):
             reader_of(task)
-        except TaskError as error:
-            raise ConfigError(f"max_length_of: {error}") from None
     for task in config.tasks:
         try:
             reader_of(task)
@@ -141,16 +139,14 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     if last and data.ordered is None:
         raise ConfigError(f'search_rows: the rows of {config.task} have no order: use "random"')
     rows = data.ordered if last and data.ordered is not None else joined(data.train, data.search)
-    try:
+    with reporting("search_fraction", TaskError):
         train, search = hold_out(rows, fraction=config.search_fraction, last=last)
-    except TaskError as error:
-        raise ConfigError(f"search_fraction: {error}") from None
     return replace(data, train=train, search=search, ordered=None)
 
 
 def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     name = config.task
-    try:
+    with reporting("", TaskError):
         if name in config.rows:
             rows = config.rows[name]
             files = Path(rows.train), Path(rows.dev)
@@ -164,8 +160,6 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
-    except TaskError as error:
-        raise ConfigError(str(error)) from None
 
 
 def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
@@ -206,10 +200,8 @@ def contents_of(config: StudyConfig) -> dict[str, str]:
         if task in config.rows:
             files += [config.rows[task].train, config.rows[task].dev]
         elif config.data is not None and task not in embedded.TASKS:
-            try:
+            with reporting("", TaskError):
                 files += filter(Path.exists, map(Path, reader_of(task).sources(task, Path(config.data))))
-            except TaskError as error:
-                raise ConfigError(str(error)) from None
     models = [config.teacher, config.pretrain.assistant, config.base if isinstance(config.base, str) else None]
     return contents(files, map(locate, filter(None, models)))
 
@@ -280,10 +272,8 @@ def write(
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
         arrays = encoded(config, data.task, rows, tokenizer, accelerator)
         if name == "train" and own is not None and own.class_weights is not None:
-            try:
+            with reporting(f"rows.{config.task}", TaskError):
                 arrays = weighted(arrays, data.task, own.class_weights)
-            except TaskError as error:
-                raise ConfigError(f"rows.{config.task}: {error}") from None
         save_encoded(arrays, folder / f"{name}.npz")
         if name in ("search", "dev"):
             save_split(as_labeled(rows, arrays), folder / f"{name}.json")

@@ -379,15 +379,14 @@ class Search:
     def _measure(self, best: dict[str, Any]) -> None:
         """Add two latencies to every finalist: the predicted one, and the one measured on the whole model."""
         table = latencies_of(self.config, self.workspace, self.device, self.progress.update)
-        architectures = {
-            f"{number}": Architecture.from_json(row["architecture"]) for number, row in enumerate(best["finalists"])
-        }
+        rows = {f"{row['trial']}": row for row in best["finalists"]}
+        architectures = {number: Architecture.from_json(row["architecture"]) for number, row in rows.items()}
         device, teacher = device_type(self.device), load_config(self.config.teacher)
         for number, measured in measure_whole(architectures, table, device, teacher).items():
-            row = best["finalists"][int(number)]
+            row = rows[number]
             row |= {"latency_us": measured.predicted, "latency_measured_us": round(1e6 * measured.whole.quiet)}
             self.progress.say(
-                f"latency of trial {row['trial']}: {measured.predicted / 1e3:.2f} ms in the table, "
+                f"latency of trial {number}: {measured.predicted / 1e3:.2f} ms in the table, "
                 f"{row['latency_measured_us'] / 1e3:.2f} ms measured whole"
             )
 
