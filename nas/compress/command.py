@@ -21,7 +21,7 @@ from typing import Any
 from distill.cli import DONE, Parser, add_device_option, add_output_options, interruptible
 from distill.command.folder import check_new, make
 from distill.command.options import OF_OWN_ROWS, add_rows_options, check_labeled_rows, check_own_rows, flag
-from distill.training.progress import loading
+from distill.training.progress import loading, silence_transformers, terminal
 from foundation.errors import UserError
 from nas.config.load import Given, load_config
 from nas.config.schema import ConfigError, StudyConfig
@@ -137,9 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check(options)
         publication_of(options).check(hub_name(options.checkpoint))
         with loading(options.quiet):
-            from transformers.utils import logging as transformers_logging
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
+            silence_transformers()
         if any(getattr(options, name) is not None for name in OF_TEXTS):
             return _without_labels(options)
         return _compress(options, config_of(options))
@@ -184,8 +182,6 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
     with loading(options.quiet):
         import json
 
-        from rich.console import Console
-
         from distill.command.report import show_measurements
         from distill.training.progress import Progress
         from nas.compress.retrieval import pairs_of, retrieval_table
@@ -196,7 +192,7 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
     publication = publication_of(options)
     pairs = options.retrieval and pairs_of(options.retrieval, ranked=options.reranking is not None)
     make(options.out)
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
+    console = terminal(stderr=options.json)
     with Progress(console, options.quiet) as progress:
         given = {"uniform": options.uniform, "pairs": pairs, "device": options.device}
         metrics = compress(CompressRun(config=config, out=options.out, **given), progress.update, progress.result)
