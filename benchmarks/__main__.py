@@ -39,9 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run a benchmark with these options."""
     # Here, so that --list takes no time.
-    from transformers.utils import logging
-
     from benchmarks.common import Report
+    from distill.training.progress import silence_transformers
 
     benchmark = import_module(f"benchmarks.{name}")
     parser = Parser(
@@ -51,8 +50,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     benchmark.add_options(parser)
     parser.add_argument("--json", type=Path, default=RAW / f"{name}.json", help="raw numbers; default: %(default)s")
     options = parser.parse_args(arguments)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     report = Report(name, arguments, vars(options), options.json)
     benchmark.run(options, report)
     if report.saved:

@@ -35,8 +35,7 @@ from nas.latency.measure import measure_whole
 from nas.planning.budget import latencies_of, limits_of
 from nas.planning.finalists import ALLOCATED, BASE_MODEL, finalists
 from nas.planning.stages import Plan, plan, sampler_of
-from nas.preparation.prepare import prepare
-from nas.preparation.untrained import prepare_untrained
+from nas.preparation.prepare import prepare, prepare_untrained
 from nas.preparation.workspace import Workspace
 from nas.study import ledger
 from search_spaces import cost

@@ -17,7 +17,7 @@ from distill.cli import DONE, Parser, add_device_option, add_output_options, int
 
 # Slow imports are inside functions, where Ctrl-C is caught.
 from distill.command.options import add_training_rows_options, check_minima, check_own_rows, flag
-from distill.training.progress import loading
+from distill.training.progress import loading, silence_transformers, terminal
 from foundation.errors import UserError
 
 # A sentence, the second one of a pair or None, and the label.
@@ -75,9 +75,6 @@ def command(options: Any) -> int:
     """
     check(options)
     with loading(options.quiet):
-        from rich.console import Console
-        from transformers.utils import logging
-
         from distill.tasks.augmentation import Augmentation, read_neighbors
         from distill.tasks.types import MASKED_LM
         from distill.training.loop import make_accelerator
@@ -85,8 +82,7 @@ def command(options: Any) -> int:
         from distill.training.teacher import load_model, load_tokenizer
         from foundation.files import write_atomically
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     train, dev, names, columns = load(options)
     tokenizer = load_tokenizer(options.model)
     model = load_model(options.model, (), MASKED_LM, new_head=False)
@@ -101,9 +97,7 @@ def command(options: Any) -> int:
         options.batch_size,
     )
     total = len(train) * (1 + options.copies * (2 if train.paired else 1))
-    with Progress(
-        Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json), options.quiet
-    ) as progress:
+    with Progress(terminal(stderr=options.json), options.quiet) as progress:
 
         def reported() -> Iterator[AugmentedRow]:
             for number, row in enumerate(augmentation.rows(train)):

@@ -12,6 +12,7 @@ import pandas
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from distill.training.progress import silence_transformers
 from foundation.errors import UserError, naming_arguments
 
 # Every tenth row is measured on, if there are no others.
@@ -31,8 +32,7 @@ class ModelError(UserError, ValueError):
 def quiet_transformers() -> Iterator[None]:
     """A context in which transformers shows neither warnings nor progress bars."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    silence_transformers()
     try:
         yield
     finally:

@@ -3,7 +3,8 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-DISTRIBUTION = "ffn-nas"
+from foundation import DISTRIBUTION
+
 PACKAGES = ("foundation", "search_spaces", "distill", "supernet", "nas")
 
 

@@ -40,7 +40,6 @@ COMMANDS = {
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas", description=__doc__)
     result.add_argument(
         "--out", type=Path, default=Path("results"), metavar="DIR", help="folder of the studies (default: %(default)s)"
@@ -50,7 +49,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     return interruptible("nas", lambda: verify() if options.verify else show(options.out))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.cli import DONE, Parser, add_device_option, at_least, interruptible
+from distill.training.progress import terminal
 from foundation.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ COSTS = {
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.compare", description=__doc__)
     add = result.add_argument
     items = (
@@ -55,7 +55,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     return interruptible("nas.compare", lambda: command(options))
 
@@ -64,12 +63,10 @@ def command(options: argparse.Namespace) -> int:
     """Compare and print.
 
     Raises:
-        UserError: an item cannot be read, or the items cannot be compared.
+        UserError: an item cannot be read, or two of them cannot be compared, as their rows are of different tasks.
     """
-    from rich.console import Console
-
     from nas.report.architecture import describe
-    from nas.report.comparison import differences
+    from nas.report.comparison import check_tasks, differences, item_of, scored_checkpoints, with_confirmed_rows
 
     if len(options.items) < 2:
         raise UserError("give at least two things to compare; nas.inspect shows a single one")
@@ -82,7 +79,9 @@ def command(options: argparse.Namespace) -> int:
         draw([Path(item) for item in options.items], options.plot)
         print(f"wrote {options.plot}")
         return DONE
-    items = loaded(options)
+    items = [item_of(text) for text in options.items]
+    check_tasks(items)
+    items = scored_checkpoints(with_confirmed_rows(items, options.storage), options.rows, options.device)
     shortest = min(items, key=lambda item: item.architecture.base.positions)
     limit = shortest.architecture.base.positions
     tokens = options.tokens or min(128, limit)
@@ -99,7 +98,7 @@ def command(options: argparse.Namespace) -> int:
         }
         print(json.dumps(document, indent=2))
         return DONE
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = terminal()
     side_by_side(items, facts).print(console)
     console.print(f"MACs of a sentence of {tokens} tokens; percentages are of {items[0].name}'s")
     if paired:
@@ -107,20 +106,6 @@ def command(options: argparse.Namespace) -> int:
     for note in notes:
         console.print(note)
     return DONE
-
-
-def loaded(options: argparse.Namespace) -> "list[Item]":
-    """The items with the rows on which they were or can be scored.
-
-    Raises:
-        UserError: an item cannot be read, or two of them have rows of different tasks.
-    """
-    from nas.report.comparison import check_tasks, item_of, scored_checkpoints, with_confirmed_rows
-
-    items = [item_of(text) for text in options.items]
-    check_tasks(items)
-    items = with_confirmed_rows(items, options.storage)
-    return scored_checkpoints(items, options.rows, options.device)
 
 
 def side_by_side(items: "Sequence[Item]", facts: Sequence[Mapping[str, Any]]) -> "Table":

@@ -77,7 +77,6 @@ def show_singular_values(folder: Path, console: Console) -> None:
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.inspect", description=__doc__)
     add, published = result.add_argument, ", ".join(PUBLISHED)
     add("architecture", metavar="ARCH", help=f"a JSON file, a study's folder, or one of {published}")
@@ -97,7 +96,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     its_parser = parser()
     options = its_parser.parse_args(argv)
     try:

@@ -17,12 +17,12 @@ from pathlib import Path
 from shlex import quote
 
 from distill.cli import DONE, Parser, interruptible
+from distill.training.progress import terminal
 from nas.config.schema import ConfigError
 from nas.study.folder import STAGES, Folder
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.pick", description=__doc__)
     add = result.add_argument
     add("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
@@ -41,7 +41,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     return interruptible("nas.pick", lambda: command(options))
 
@@ -52,8 +51,6 @@ def command(options: argparse.Namespace) -> int:
     Raises:
         UserError: a mistake in the options or the study.
     """
-    from rich.console import Console
-
     from distill.table import Table
     from nas.report.choice import facts_of, pick, text_of  # optuna takes a second
     from nas.report.study import read
@@ -73,7 +70,7 @@ def command(options: argparse.Namespace) -> int:
         known = {"stage": stage.name, "trial": candidate.number, "why": why, "file": str(out)}
         print(json.dumps(known | facts, indent=2))
         return DONE
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = terminal()
     console.print(f"stage {stage.name}, trial {candidate.number} ({facts['origin']}): {why}")
     for part in text_of(facts, candidate):
         part.print(console) if isinstance(part, Table) else console.print(part)

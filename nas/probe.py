@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModel
-from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE, Parser, interruptible
 from distill.encoders.family import family_of, supported
@@ -23,6 +22,7 @@ from distill.encoders.student.anatomy import Family
 from distill.encoders.student.families import FAMILIES
 from distill.encoders.students import add_family
 from distill.encoders.verify import TOLERANCE, verify
+from distill.training.progress import silence_transformers
 from distill.training.teacher import load_config, load_unchanged, locate, read_config
 from distill.training.weights import UNREADABLE, load_weights
 from foundation.errors import UserError, reason
@@ -91,7 +91,8 @@ def _compared(source: str, model_type: str) -> Iterator[tuple[str, str]]:
 def fault_of(model: Any) -> str:
     """What in a model is not as its type has it; "" if nothing is."""
     family, encoder = family_of(model), model.base_model.eval()
-    if missing := [path for path in _paths(family) if not _has(encoder, path)]:
+    there = {path for path, _ in encoder.named_modules(remove_duplicate=False)}
+    if missing := [path for path in _paths(family) if path not in there]:
         return f"there is no module {missing[0]!r}"
     try:
         verify(encoder, model.name_or_path)
@@ -121,28 +122,17 @@ def _paths(family: Family) -> Iterator[str]:
             yield f"{family.layers}.0.{path}"
 
 
-def _has(encoder: Any, path: str) -> bool:
-    try:
-        encoder.get_submodule(path)
-    except AttributeError:
-        return False
-    return True
-
-
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.probe", description=__doc__)
     result.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder, or a name on the hub")
     return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
 
     def run() -> int:
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
+        silence_transformers()
         print(probe(options.checkpoint))
         return DONE
 

@@ -77,8 +77,6 @@ def check(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> int:
     """Cut the vocabulary, measure the model before and after, and save it with these measurements."""
     import torch
-    from rich.console import Console
-    from transformers.utils import logging
 
     from distill.command.examples import load_examples
     from distill.command.report import report, show, write_metrics
@@ -86,13 +84,13 @@ def run(options: argparse.Namespace) -> int:
     from distill.tasks.long_texts import UNTRUNCATED
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.loop import make_accelerator
+    from distill.training.progress import silence_transformers, terminal
     from distill.training.teacher import check_vocabulary, load_config, load_tokenizer, load_unchanged, outputs_of
     from foundation.files import save_pretrained, scratch_folder
     from search_spaces.architecture import Architecture
     from supernet.vocabulary import cut_model, cut_tokenizer, ids_in_use, kept_ids
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     source, most = options.checkpoint, options.pieces
     accelerator = make_accelerator(options.device, options.mixed_precision)
     config, tokenizer = load_config(source, students=True), load_tokenizer(source)
@@ -126,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
         write_metrics(draft, metrics)
 
     write_new(options.out, write)
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
+    console = terminal(stderr=options.json)
     return show(options, console, metrics, *lines(metrics))
 
 

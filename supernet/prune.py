@@ -80,13 +80,12 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prune the model, measure it before and after, and save it with these measurements."""
-    from rich.console import Console
-
     from distill.command.examples import batches_for_importance, open_examples
     from distill.command.report import report, show, write_metrics
     from distill.training.kept_teacher import check_kept
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.measure import measure
+    from distill.training.progress import terminal
     from distill.training.teacher import load_model
     from foundation.files import save_pretrained
     from supernet.pruning import PruningError, encoder_params, pruned_to
@@ -114,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         write_metrics(folder, metrics)
 
     write_new(options.out, write)
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
+    console = terminal(stderr=options.json)
     kept = f"{measured['pruned']['encoder_share']:.2%} of the parameters of the encoder's layers"
     lines = (
         f"heads of each layer:   {' '.join(map(str, heads))}",

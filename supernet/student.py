@@ -65,14 +65,13 @@ def run(options: argparse.Namespace) -> int:
     check_new(options.out)
 
     import torch
-    from transformers.utils import logging
 
     from distill.encoders.family import family_of
+    from distill.training.progress import silence_transformers
     from distill.training.teacher import labels_of, load_config, load_model, load_tokenizer
     from supernet.build import build, check_exportable
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
 
     check_exportable(architecture)
     torch.manual_seed(options.seed)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from transformers.utils import logging
 
 from distill.encoders.family import family_of
 from distill.objectives.outputs import Batch
@@ -25,6 +24,7 @@ from distill.tasks.text import load_text, save_text, stored_text_key
 from distill.tasks.types import CLASSIFICATION, MASKED_LM, MULTI_LABEL, REGRESSION, encode
 from distill.training.evaluation import EvalSet, split_batches
 from distill.training.loop import make_accelerator
+from distill.training.progress import silence_transformers
 from distill.training.run import Examples
 from distill.training.teacher import check_positions, check_vocabulary, load_config, load_tokenizer, outputs_of
 from foundation.checksums import create_once
@@ -41,8 +41,7 @@ def open_examples(
         students: whether the checkpoint may be one of our own students.
         kept: whether the checkpoint keeps its head, whose classes then are those of the examples.
     """
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     accelerator = make_accelerator(options.device, options.mixed_precision)
     config, tokenizer = load_config(source, students), load_tokenizer(source)
     examples = load_examples(options, tokenizer, outputs_of(config), kept, config)

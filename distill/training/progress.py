@@ -23,6 +23,19 @@ def ignore_progress(what: str, fraction: float | None) -> None:
     """A progress callback that does nothing."""
 
 
+def terminal(**options: Any) -> Console:
+    """A console that shows texts as they are: without markup, emoji, colored numbers and wrapped lines."""
+    return Console(**{"highlight": False, "markup": False, "emoji": False, "soft_wrap": True} | options)
+
+
+def silence_transformers() -> None:
+    """From now on transformers shows neither warnings nor progress bars."""
+    from transformers.utils import logging  # takes a second
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 def clock(seconds: float) -> str:
     """Format a duration as minutes and seconds, 1:05, or with hours, 2:01:05."""
     minutes, rest = divmod(int(seconds), 60)
@@ -41,7 +54,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self.console = console or terminal()
         self.quiet = quiet
         # Redrawn several times a second, so that its clocks are always right.
         self.status = self.console.status(self, spinner_style="default")

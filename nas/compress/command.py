@@ -21,11 +21,10 @@ from typing import Any
 from distill.cli import DONE, Parser, add_device_option, add_output_options, interruptible
 from distill.command.folder import check_new, make
 from distill.command.options import OF_OWN_ROWS, add_rows_options, check_labeled_rows, check_own_rows, flag
-from distill.training.progress import loading
+from distill.training.progress import loading, silence_transformers, terminal
 from foundation.errors import UserError
-from nas.config.load import Given, load_config
-from nas.config.schema import ConfigError, StudyConfig
-from nas.config.values import count
+from nas.config.load import Given, given, load_config
+from nas.config.schema import StudyConfig
 from nas.export.hub import add_push_options, hub_name, publication_of
 
 PRESET = "compress"
@@ -99,34 +98,23 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
     Raises:
         UserError: an option is wrong, or options do not go together.
     """
-    given: dict[str, Any] = {
-        "teacher": options.checkpoint,
-        "tasks": Given("--task", [options.task or OWN]),
-        "data": Given("--data", options.data and str(options.data)),
-        "max_length": Given("--max-length", options.max_length),
-        "long_texts": Given("--long-texts", options.long_texts),
-        "space.max_latency": Given("--max-latency", options.max_latency),
-        "space.max_size": Given("--max-size", options.max_size),
-        "deployment.runtime": Given("--runtime", options.runtime),
-        "deployment.threads": Given("--threads", options.threads),
-        "final.steps": Given("--steps", options.steps),
-        "finetune.steps": Given("--finetune-teacher", options.finetune_teacher),
-        "seed": Given("--seed", options.seed),
-    }
-    try:
-        given["space.max_params"] = Given("--max-params", options.max_params and count(options.max_params))
-    except ValueError as error:
-        raise ConfigError(f"--max-params: {error}") from None
+    limits = (f"space.max_{cost}" for cost in ("params", "latency", "size"))
+    places = ("max_length", "long_texts", *limits, "deployment.runtime", "deployment.threads", "final.steps", "seed")
+    values: dict[str, Any] = {"teacher": options.checkpoint, "tasks": Given("--task", [options.task or OWN])}
+    values |= given(options, *places)
+    if options.data is not None:
+        values["data"] = Given("--data", str(options.data))
+    if options.finetune_teacher is not None:
+        values["finetune.steps"] = Given("--finetune-teacher", options.finetune_teacher)
     if options.train is not None:
         columns = {name: getattr(options, name) for name in OF_OWN_ROWS if name != "dev"}
         columns |= {kind: getattr(options, kind) is not None for kind in ("embeddings", "reranking")}
         files = {name: str(getattr(options, name).resolve()) for name in ("train", "dev")}
-        given["rows"] = Given("--train", {OWN: files | {key: value for key, value in columns.items() if value}})
-    given = {place: one for place, one in given.items() if not isinstance(one, Given) or one.value is not None}
+        values["rows"] = Given("--train", {OWN: files | {key: value for key, value in columns.items() if value}})
     if (options.max_params or options.max_size) and options.max_latency is None:
-        given["space.max_latency"] = Given("--max-params" if options.max_params else "--max-size", None)
+        values["space.max_latency"] = Given("--max-params" if options.max_params else "--max-size", None)
     kinds = (kind for kind in ("embeddings", "reranking") if getattr(options, kind) is not None)
-    return load_config("-".join((PRESET, *kinds)), given)
+    return load_config("-".join((PRESET, *kinds)), values)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,9 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check(options)
         publication_of(options).check(hub_name(options.checkpoint))
         with loading(options.quiet):
-            from transformers.utils import logging as transformers_logging
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
+            silence_transformers()
         if any(getattr(options, name) is not None for name in OF_TEXTS):
             return _without_labels(options)
         return _compress(options, config_of(options))
@@ -185,8 +171,6 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
     with loading(options.quiet):
         import json
 
-        from rich.console import Console
-
         from distill.command.report import show_measurements
         from distill.training.progress import Progress
         from nas.compress.retrieval import pairs_of, retrieval_table
@@ -197,7 +181,7 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
     publication = publication_of(options)
     pairs = options.retrieval and pairs_of(options.retrieval, ranked=options.reranking is not None)
     make(options.out)
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
+    console = terminal(stderr=options.json)
     with Progress(console, options.quiet) as progress:
         given = {"uniform": options.uniform, "pairs": pairs, "device": options.device}
         metrics = compress(CompressRun(config=config, out=options.out, **given), progress.update, progress.result)

@@ -14,9 +14,9 @@ from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback
 from nas.compress.retrieval import Pairs, measure_retrieval
 from nas.config.schema import ConfigError, StudyConfig
+from nas.config.values import parse_latency
 from nas.evaluation.untrained import UntrainedEvaluator
 from nas.final.run import FinalRun, train_final
-from nas.latency.limit import parse_latency
 from nas.planning.allocation import PredictedLosses, allocations
 from nas.planning.budget import base_model, globally_important, largest_uniform, limits_of
 from nas.planning.finalists import ALLOCATED

@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+from argparse import Namespace
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -21,8 +22,19 @@ class Given(NamedTuple):
     value: Any
 
 
+def given(options: Namespace, *places: str) -> dict[str, Given]:
+    """The values of those of the options that are given, by their places in the configuration, which are dotted paths
+    that end in the names of the options.
+    """
+    names = {place: place.rpartition(".")[2] for place in places}
+    return {
+        place: Given(f"--{name.replace('_', '-')}", value)
+        for place, name in names.items()
+        if (value := getattr(options, name)) is not None
+    }
+
+
 def presets() -> list[str]:
-    """The names of the presets that come with the package."""
     folder = resources.files("nas.config") / "presets"
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
@@ -46,12 +58,10 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> StudyC
 
 
 def preset_text(name: str) -> str:
-    """The text of the preset of this name."""
     return (resources.files("nas.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _source(name: str) -> str:
-    """The text of a preset or file."""
     if name in presets():
         return preset_text(name)
     if name.endswith(".toml"):
@@ -77,15 +87,15 @@ def parse_config(text: str, name: str, overrides: Mapping[str, Any] | None = Non
         ConfigError: see `load_config`.
     """
     tables = _extended(_parsed(text, name), name, (name,))
-    options, given = {}, {}
+    options, values = {}, {}
     for place, value in (overrides or {}).items():
         if isinstance(value, Given):
             options[place], value = value
         outer, *inner = place.split(".")
         if inner and not isinstance(tables.get(outer, {}), dict):
             continue  # the validation below reports this mistake
-        given[place] = value
-    tables = merged(tables, _absolute_rows(_nested(given), Path()))
+        values[place] = value
+    tables = merged(tables, _absolute_rows(_nested(values), Path()))
     try:
         return StudyConfig.model_validate(tables)
     except ValidationError as error:

@@ -1,6 +1,8 @@
 """The schema of a study's configuration as pydantic models; `nas.config.load` loads presets and TOML files."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
@@ -23,9 +25,28 @@ from nas.config.stages import Stage3Table, StageTable
 from nas.config.values import Corpora, Goals, Length, Table, Tasks, UnitFloat, size
 from search_spaces.base import Base
 
+# The names of the tables of stages.
+STAGES = ("stage1", "stage2", "stage3")
+
 
 class ConfigError(UserError, ValueError):
     """A configuration that cannot be used; the message names the key or option and says what would be right."""
+
+
+@contextmanager
+def reporting(place: str, *errors: type[Exception]) -> Iterator[None]:
+    """In this block, report errors of these types as mistakes in the configuration.
+
+    Args:
+        place: the key or option that the message begins with; "": none.
+
+    Raises:
+        ConfigError: one of them was raised.
+    """
+    try:
+        yield
+    except errors as error:
+        raise ConfigError(f"{place}: {error}" if place else str(error)) from None
 
 
 class BaseTable(Table):
@@ -244,7 +265,8 @@ class StudyConfig(Table):
 
     def stage(self, stage: str) -> StageTable:
         """The table of stage "1", "2" or "3"."""
-        return {"1": self.stage1, "2": self.stage2, "3": self.stage3}[stage]
+        table: StageTable = getattr(self, f"stage{stage}")
+        return table
 
     @property
     def latency_key(self) -> str | None:
@@ -265,34 +287,49 @@ class StudyConfig(Table):
         return self.model_copy(update={"base": source, "supernet": self.supernet.model_copy(update={"cut_from": None})})
 
     @model_validator(mode="after")
-    def _samplers_suit_goals(self) -> "StudyConfig":
+    def _stages_suit_goals_and_scores(self) -> Self:
         from nas.samplers import SAMPLERS
 
-        for name in ("stage1", "stage2", "stage3"):
-            sampler = getattr(self, name).sampler
+        if self.stage3.evaluation == "trained" and len(self.tasks) > 1:
+            raise ValueError("stage3.evaluation: candidates are trained on one task only; use untrained or one_shot")
+        for name in STAGES:
+            stage: StageTable = getattr(self, name)
+            sampler, evaluation = stage.sampler, stage.evaluation
             if len(self.goals) not in SAMPLERS[sampler].n_objectives:
                 for_two = [known for known, kind in SAMPLERS.items() if 2 in kind.n_objectives]
                 wanted = f"two goals need one of {', '.join(for_two)}"
                 if len(self.goals) == 1:
                     wanted = f"{sampler} is for two goals"
                 raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
+            if evaluation == "one_shot" and name != "stage3":
+                raise ValueError(f"{name}.evaluation: only stage 3 has a one-shot supernet; use trained or untrained")
+            if evaluation == "untrained" and stage.stop > 0:
+                raise ValueError(f"{name}: untrained candidates cannot be pruned; leave out stop")
+            if evaluation != "untrained" and stage.score == "fidelity":
+                raise ValueError(
+                    f'{name}.score: fidelity is for untrained candidates; use "metric", '
+                    f'or {name}.evaluation = "untrained"'
+                )
+            if sampler == "milp" and (stage.score, self.supernet.inheritance) != ("fidelity", "compensated"):
+                raise ValueError(
+                    f"{name}.sampler: milp learns from the fidelity of compensated candidates: set {name}.score = "
+                    '"fidelity" and supernet.inheritance = "compensated", or choose another sampler'
+                )
         return self
 
     @model_validator(mode="after")
-    def _cut_has_a_base(self) -> "StudyConfig":
+    def _bases_and_budgets_are_set_once(self) -> Self:
         if self.supernet.cut_from is not None and isinstance(self.base, str):
             raise ValueError(
                 f"supernet.cut_from is for a base that is a table of dimensions, not {self.base!r}: leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _keep_finds_its_budget(self) -> "StudyConfig":
         if self.keep is None:
             return self
-        if getattr(self.space, f"max_{self.keep.cost}") is not None:
-            name = f"space.max_{self.keep.cost}"
-            raise ValueError(f"keep finds the smallest {name} that is enough: set only one of keep and {name}")
+        name = f"max_{self.keep.cost}"
+        if getattr(self.space, name) is not None:
+            raise ValueError(
+                f"keep finds the smallest space.{name} that is enough: set only one of keep and space.{name}"
+            )
         if self.space.min_params is not None:
             raise ValueError("keep finds the budget: leave out space.min_params")
         if len(self.goals) > 1:
@@ -302,44 +339,18 @@ class StudyConfig(Table):
         return self
 
     @model_validator(mode="after")
-    def _one_shot_is_stage_3(self) -> "StudyConfig":
-        for name in ("stage1", "stage2"):
-            if getattr(self, name).evaluation == "one_shot":
-                raise ValueError(f"{name}.evaluation: only stage 3 has a one-shot supernet; use trained or untrained")
-        if self.stage3.evaluation == "trained" and len(self.tasks) > 1:
-            raise ValueError("stage3.evaluation: candidates are trained on one task only; use untrained or one_shot")
-        if self.space.ranks is not None and "one_shot" in (self.stage3.evaluation, self.final.start):
+    def _one_shot_settings_are_used(self) -> Self:
+        # A final training may start from the one-shot supernet of a study without stage 3.
+        used = "one_shot" in (self.stage3.evaluation, self.final.start)
+        if self.space.ranks is not None and used:
             raise ValueError("space.ranks: the one-shot supernet only has the full rank: leave out one of the two")
-        return self
-
-    @model_validator(mode="after")
-    def _fidelity_is_of_untrained(self) -> "StudyConfig":
-        for name in ("stage1", "stage2", "stage3"):
-            stage = getattr(self, name)
-            if stage.evaluation == "untrained" and stage.stop > 0:
-                raise ValueError(f"{name}: untrained candidates cannot be pruned; leave out stop")
-            if stage.evaluation != "untrained" and stage.score == "fidelity":
-                raise ValueError(
-                    f'{name}.score: fidelity is for untrained candidates; use "metric", '
-                    f'or {name}.evaluation = "untrained"'
-                )
-            if stage.sampler == "milp" and (stage.score, self.supernet.inheritance) != ("fidelity", "compensated"):
-                raise ValueError(
-                    f"{name}.sampler: milp learns from the fidelity of compensated candidates: set {name}.score = "
-                    '"fidelity" and supernet.inheritance = "compensated", or choose another sampler'
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _one_shot_settings_are_used(self) -> "StudyConfig":
         given = {
             "sandwich": self.one_shot.sandwich,
             "widths": self.one_shot.widths,
             "inheritance": self.one_shot.inheritance == "compensated",
         }
         for name, is_given in given.items():
-            # A final training may start from the one-shot supernet of a study without stage 3.
-            if is_given and self.stage3.evaluation != "one_shot" and self.final.start != "one_shot":
+            if is_given and not used:
                 raise ValueError(f'one_shot.{name} is for a one-shot supernet: set stage3.evaluation = "one_shot"')
         if self.one_shot.sandwich and self.one_shot.widths:
             raise ValueError("one_shot.widths: the sandwich rule has widths of its own; leave out one of the two")
@@ -349,7 +360,7 @@ class StudyConfig(Table):
         return self
 
     @model_validator(mode="after")
-    def _experts_can_be_searched(self) -> "StudyConfig":
+    def _experts_can_be_searched(self) -> Self:
         because = self.latency_key
         counts = {name: getattr(self.space, name) for name in ("attention_experts", "head_experts")}
         for name, values in counts.items():
@@ -359,15 +370,13 @@ class StudyConfig(Table):
                     "max_macs instead"
                 )
         if max(counts["head_experts"]) > 1:
-            for name in ("stage1", "stage2", "stage3"):
-                if (evaluation := getattr(self, name).evaluation) != "trained":
-                    why = (
-                        "start with random weights" if evaluation == "untrained" else "are not in the one-shot supernet"
-                    )
+            reasons = {"untrained": "start with random weights", "one_shot": "are not in the one-shot supernet"}
+            for name in STAGES:
+                if why := reasons.get(getattr(self, name).evaluation):
                     raise ValueError(f'space.head_experts: prediction layers {why}: set {name}.evaluation = "trained"')
             if self.final.start == "one_shot":
                 raise ValueError(
-                    "space.head_experts: prediction layers are not in the one-shot supernet: set another final.start"
+                    f"space.head_experts: prediction layers {reasons['one_shot']}: set another final.start"
                 )
         if max(counts["attention_experts"]) > 1 and self.one_shot.widths:
             raise ValueError(

@@ -1,21 +1,13 @@
 """Types of the values in a configuration, and the base of its tables."""
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from foundation.errors import did_you_mean, shortened
-from nas.latency.limit import parse_latency
 from search_spaces.architecture import ArchitectureError
 from search_spaces.base import LARGEST, MOST_EXPERTS
 from search_spaces.layer import Experts
@@ -82,6 +74,39 @@ def _distinct(counts: tuple[int, ...]) -> tuple[int, ...]:
     return counts
 
 
+# In microseconds, or for "x" in multiples of the teacher's latency. "ms" comes before "s" because it also ends in "s".
+_UNITS = {"ms": 1_000, "s": 1_000_000, "x": 1}
+
+
+@dataclass(frozen=True)
+class LatencyLimit:
+    """A limit in microseconds, or relative to the teacher's latency."""
+
+    value: Fraction
+    relative: bool
+
+    def microseconds(self, teacher: int) -> int:
+        """The limit, rounded down, given the latency of the teacher in microseconds."""
+        return int(self.value * teacher if self.relative else self.value)
+
+
+def parse_latency(text: str) -> LatencyLimit:
+    """Parse a limit such as "12ms", "0.012s" or "0.25x" (a quarter of the teacher's latency).
+
+    Raises:
+        ValueError: the text is no such limit.
+    """
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
+    try:
+        value = fraction(text.removesuffix(unit)) if unit else Fraction(0)
+    except ValueError:
+        value = Fraction(0)
+    if not value:
+        right = "a time above 0 such as '12ms' or '0.012s', or a part of the teacher's such as '0.25x'"
+        raise ValueError(f"a latency is {right}, not {shortened(text)}")
+    return LatencyLimit(value * _UNITS[unit], unit == "x")
+
+
 def _latency(value: str) -> str:
     parse_latency(value)
     return value
@@ -105,24 +130,14 @@ def _sampler(value: str) -> str:
 
 PositiveFraction = Annotated[Fraction, BeforeValidator(_positive_fraction), PlainSerializer(str)]
 ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
+T = TypeVar("T")
+Choices = Annotated[tuple[T, ...], Field(min_length=1), AfterValidator(_distinct)]
 # Choices for a number of experts that a whole architecture has.
-ExpertCounts = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=1, le=MOST_EXPERTS)], ...],
-    Field(min_length=1),
-    AfterValidator(_distinct),
-]
+ExpertCounts = Choices[Annotated[int, Field(strict=True, ge=1, le=MOST_EXPERTS)]]
 # Choices for the number of attention heads of a layer.
-HeadCounts = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=0, le=LARGEST["heads"])], ...],
-    Field(min_length=1),
-    AfterValidator(_distinct),
-]
+HeadCounts = Choices[Annotated[int, Field(strict=True, ge=0, le=LARGEST["heads"])]]
 # Choices for the rank of the word embedding.
-Ranks = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=1, le=LARGEST["width"])], ...],
-    Field(min_length=1),
-    AfterValidator(_distinct),
-]
+Ranks = Choices[Annotated[int, Field(strict=True, ge=1, le=LARGEST["width"])]]
 Tasks = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_different)]
 # What is optimized: the score, or the score and one cost.
 Goals = Annotated[tuple[Literal["score", "params", "macs", "latency"], ...], BeforeValidator(_goals)]

@@ -12,7 +12,7 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.evaluation.untrained import UntrainedEvaluator
 from nas.preparation.entries import Work
 from nas.preparation.one_shot import one_shot_work, prepare_one_shot
-from nas.preparation.untrained import prepare_untrained
+from nas.preparation.prepare import prepare_untrained
 from nas.preparation.workspace import AnyWorkspace, Workspace
 
 if TYPE_CHECKING:

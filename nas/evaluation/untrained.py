@@ -7,12 +7,7 @@ from transformers import PreTrainedModel
 
 from distill.tasks import metrics
 from distill.tasks.task import scores_of
-from distill.training.evaluation import (
-    Load,
-    batch_logits,
-    comparable_outputs,
-    split_batches,
-)
+from distill.training.evaluation import Load, batch_logits, comparable_outputs, split_batches
 from nas.evaluation.score import INTERMEDIATE_ROWS, Score, mean_score
 from nas.evaluation.trained import TrainedEvaluator
 from nas.preparation.workspace import UntrainedWorkspace

@@ -75,7 +75,6 @@ class Card:
     publication: Publication
 
     def text(self) -> str:
-        """The content of README.md."""
         sections = [self._introduction(), self._use(), self._results(), self._files(), self._latency()]
         sections += [self._architecture(), self._making()]
         body = "\n\n".join(filter(None, sections))
@@ -89,7 +88,7 @@ class Card:
         given = self.publication.base_model
         base_model = given if given or config is None else hub_name(config.teacher)
         return ModelCardData(
-            language="en" if config is not None and _is_english(config.task) else None,
+            language="en" if config is not None and config.task in {*glue.TASKS, *embedded.TASKS} else None,
             library_name="transformers" if self._use_of() is USE else "sentence-transformers",
             pipeline_tag=self._pipeline(),
             license=self.publication.license,
@@ -248,11 +247,6 @@ class Card:
             f"- Objective: {config.objective.name}; all settings are in `{CONFIG}`.\n\n"
             f"The student was trained by\n\n```\n{trained}\n```\n\nand exported by\n\n{exported}"
         )
-
-
-def _is_english(task: str) -> bool:
-    """Whether the task is known to be in English."""
-    return task in glue.TASKS or task in embedded.TASKS
 
 
 def _described(config: StudyConfig) -> str:

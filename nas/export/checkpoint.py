@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from distill.encoders.student.families import FAMILIES
 from distill.encoders.students import CLASSES
-from distill.tasks.types import TaskType, task_type_of
+from distill.tasks.types import TaskType
 from distill.tasks.types.embeddings import POOLING
 from distill.training.teacher import labels_of, load_tokenizer
 from distill.training.teacher import load_config as load_config_of_model
@@ -18,6 +18,7 @@ from foundation.errors import UserError, shortened
 from foundation.files import read_json
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
+from nas.onnx.model import type_of_head
 from search_spaces.architecture import Architecture
 
 ARCHITECTURE, CONFIG, METRICS = "architecture.json", "config.toml", "metrics.json"
@@ -45,15 +46,7 @@ class Checkpoint:
 
     @property
     def type(self) -> TaskType:
-        """The type of its task."""
         return type_of_head(self.model)
-
-
-def type_of_head(model: PreTrainedModel) -> TaskType:
-    """The task type of a model with a head; only such models are exported."""
-    task_type = task_type_of(model)
-    assert task_type is not None
-    return task_type
 
 
 def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:

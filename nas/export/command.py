@@ -26,7 +26,6 @@ def numbers(value: str) -> tuple[int, ...]:
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.export", description=__doc__)
     add, number = result.add_argument, at_least(1)
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="folder that train_final.py wrote")
@@ -53,7 +52,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     options = parser().parse_args(words)
 

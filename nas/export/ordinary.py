@@ -20,8 +20,8 @@ from distill.encoders.student.families import FAMILIES
 from distill.tasks.types import MASKED_LM
 from distill.tasks.types.embeddings import POOLING
 from distill.training.reranker import SETTINGS
-from nas.export.checkpoint import ExportError, type_of_head
-from nas.onnx.model import TOLERANCE, padded_batch
+from nas.export.checkpoint import ExportError
+from nas.onnx.model import TOLERANCE, padded_batch, type_of_head
 from search_spaces.architecture import Architecture
 from search_spaces.graph import FFNGraph
 from search_spaces.layer import FFN

@@ -12,12 +12,11 @@ import torch
 import transformers
 from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.encoders.family import family_of
 from distill.table import difference, with_error
-from distill.training.progress import Progress
+from distill.training.progress import Progress, silence_transformers, terminal
 from distill.training.sentences import copy_modules
 from distill.training.teacher import TeacherError, load_config, set_head
 from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically, write_text
@@ -27,8 +26,9 @@ from nas.export.hub import Publication, hub_name
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
 from nas.export.ordinary import ordinary_architecture, ordinary_form
 from nas.latency.settings import device_name
+from nas.latency.whole import torch_threads
 from nas.onnx.int8 import quantize, scores_of_models
-from nas.onnx.model import OnnxModel, check_installed, export_onnx, verify
+from nas.onnx.model import OnnxModel, check_installed, export_onnx, verify, version
 from nas.preparation.context import preparation_context
 from nas.preparation.teacher import dev_set
 from nas.preparation.workspace import student_base
@@ -74,8 +74,7 @@ def run(export: Export) -> int:
     Raises:
         UserError: the checkpoint cannot be exported like this.
     """
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    silence_transformers()
     if export.onnx:
         check_installed()
     checkpoint = load_checkpoint(export.checkpoint, export.labels)
@@ -83,19 +82,14 @@ def run(export: Export) -> int:
     longest = family_of(checkpoint.model).positions(checkpoint.model.config)
     if export.tokens is not None and export.tokens > longest:
         raise ExportError(f"--tokens: the model reads at most {longest} tokens, not {export.tokens}")
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=export.json)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(export.threads or before)
-        with Progress(console, export.quiet) as progress:
-            results: dict[str, Any] = {}
-            write = partial(_write, export, checkpoint, progress, console)
-            write_atomically(export.out, lambda folder: results.update(write(folder)))
-            if export.publication.repo:
-                progress.update("uploading", None)
-                results["url"] = export.publication.push(export.out)
-    finally:
-        torch.set_num_threads(before)
+    console = terminal(stderr=export.json)
+    results: dict[str, Any] = {}
+    with torch_threads(export.threads or torch.get_num_threads()), Progress(console, export.quiet) as progress:
+        write = partial(_write, export, checkpoint, progress, console)
+        write_atomically(export.out, lambda folder: results.update(write(folder)))
+        if export.publication.repo:
+            progress.update("uploading", None)
+            results["url"] = export.publication.push(export.out)
     if export.json:
         print(json.dumps({"folder": str(export.out), **results}, indent=2))
     else:
@@ -249,7 +243,14 @@ def measure(
         progress.update("latency", None)
         measurements = timings(measured | forwards, model.config.vocab_size, tokens, export.batches, export.rounds)
         progress.finish()
-    return LatencyReport(tokens, measurements, macs, machine(export.onnx))
+    machine = {
+        "processor": device_name("cpu"),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        **({"onnxruntime": version()} if export.onnx else {}),
+    }
+    return LatencyReport(tokens, measurements, macs, machine)
 
 
 def _forward(model: PreTrainedModel, batch: Any) -> object:
@@ -268,18 +269,3 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
     own = checkpoint.model.config
     set_head(config, [own.id2label[number] for number in range(own.num_labels)], checkpoint.type.name)
     return config
-
-
-def machine(onnx: bool) -> dict[str, Any]:
-    """What the latencies depend on: processor, threads, and versions of the libraries."""
-    known: dict[str, Any] = {
-        "processor": device_name("cpu"),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    if onnx:
-        import onnxruntime
-
-        known["onnxruntime"] = onnxruntime.__version__
-    return known

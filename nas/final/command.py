@@ -19,7 +19,7 @@ from distill.choices import listing, tasks
 from distill.cli import Parser, add_device_option, add_output_options, interruptible, is_first_process
 from distill.training.progress import loading
 from foundation.files import read_json
-from nas.config.load import Given, load_config
+from nas.config.load import Given, given, load_config
 from nas.config.schema import ConfigError
 from nas.final.folder import make_folder, make_folder_of_tasks
 from nas.search.choices import described_presets
@@ -28,7 +28,6 @@ from search_spaces.published import PUBLISHED, load
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("train_final.py", description=__doc__)
     add = result.add_argument
     architecture = "a study's architecture.json, any other file in that format, or the name of a published architecture"
@@ -69,15 +68,13 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
     """The values that the options give in place of the configuration's, by dotted path. Of several tasks this is the
     first; the others replace it one after the other.
     """
-    places = {name: name for name in ("teacher", "data", "max_length")}
-    places |= {f"final.{name}": name for name in ("steps", "batch_size", "learning_rate")}
-    places["pretrain.assistant"] = "assistant"
-    flags = {place: f"--{name.replace('_', '-')}" for place, name in places.items()}
-    values = {place: Given(flags[place], getattr(options, name)) for place, name in places.items()}
-    values["tasks"] = Given("--task", options.task and [options.task])
-    if options.tasks:
-        values["tasks"] = Given("--tasks", options.tasks.split(",")[:1])
-    return {place: given for place, given in values.items() if given.value is not None}
+    final = (f"final.{name}" for name in ("steps", "batch_size", "learning_rate"))
+    result = given(options, "teacher", "data", "max_length", *final, "pretrain.assistant")
+    if options.tasks is not None:
+        result["tasks"] = Given("--tasks", options.tasks.split(",")[:1])
+    if options.task is not None:
+        result["tasks"] = Given("--task", [options.task])
+    return result
 
 
 def check(options: argparse.Namespace) -> None:
@@ -146,7 +143,6 @@ def train(options: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
 
     def command() -> int:

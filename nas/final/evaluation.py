@@ -8,9 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from accelerate import Accelerator
-from rich.console import Console
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE
 from distill.table import Column, Table, with_error
@@ -23,7 +21,7 @@ from distill.tasks.task import Task, TaskError
 from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
 from distill.training.measure import scores
-from distill.training.progress import Progress
+from distill.training.progress import Progress, silence_transformers, terminal
 from distill.training.teacher import (
     check_positions,
     check_vocabulary,
@@ -32,8 +30,7 @@ from distill.training.teacher import (
     load_tokenizer,
     outputs_of,
 )
-from foundation.errors import UserError
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig, reporting
 from nas.preparation.data import as_labeled, encoded, read
 
 # By task: the names of its metrics ("metrics"), and by model its scores ("models"), as metrics.json has them.
@@ -61,9 +58,8 @@ def evaluate_checkpoint(
     Raises:
         UserError: the checkpoint or the rows cannot be read, or do not fit together.
     """
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=as_json)
+    silence_transformers()
+    console = terminal(stderr=as_json)
     accelerator = make_accelerator(device, config.mixed_precision)
     corpus, measured, written = cache(embedded_corpus), dict[str, dict[str, Any]](), list[Path]()
     with Progress(console, quiet) as progress:
@@ -84,10 +80,8 @@ def evaluate_checkpoint(
             measured[name] = {"metrics": task.metrics, "models": own}
             if predictions is not None:
                 progress.update(f"{name}: predicting the test split", None)
-                try:
+                with reporting("", TaskError):
                     indices, split = read_test(name, None if config.data is None else Path(config.data))
-                except TaskError as error:
-                    raise ConfigError(str(error)) from None
                 test = encoded_split(of_task, task, split, tokenizer, model, folder, accelerator)
                 predicted = test.predictions(model, accelerator)
                 if places and task.labels != own_labels:
@@ -117,12 +111,7 @@ def encoded_split(
     Raises:
         UserError: they are too few, or the model has fewer positions.
     """
-    try:
-        rows = encoded(config, task, split, tokenizer, accelerator)
-    except UserError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"max_length: {error}") from None
+    rows = encoded(config, task, split, tokenizer, accelerator)
     longest = int(rows.lengths.max(initial=0))
     check_positions(folder, model.config, longest, f"{task.name}: max_length {config.row_length}")
     return EvalSet(task, as_labeled(split, rows), rows, tokenizer.pad_token_id)

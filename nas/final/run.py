@@ -8,9 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from distill.cli import DONE, is_first_process
 from distill.command.contents import check_contents
@@ -22,7 +20,7 @@ from distill.tasks.types import get_task_type
 from distill.training.evaluation import EvalSet
 from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE, STATE
 from distill.training.measure import environment, measure, scores
-from distill.training.progress import Progress, ProgressCallback
+from distill.training.progress import Progress, ProgressCallback, silence_transformers, terminal
 from distill.training.reranker import make_reranker
 from distill.training.run import TEACHER, write_into
 from distill.training.sentences import copy_modules
@@ -88,9 +86,7 @@ class FinalRun:
 
 def run(final: FinalRun) -> int:
     """`train_final`, with its progress and results on the terminal; returns the exit status."""
-    console = Console(
-        highlight=False, markup=False, emoji=False, soft_wrap=True, quiet=not is_first_process(), stderr=final.as_json
-    )
+    console = terminal(quiet=not is_first_process(), stderr=final.as_json)
     with Progress(console, final.quiet) as progress:
         metrics = train_final(final, progress.update, progress.result)
     if metrics is None or final.one_of_several:
@@ -118,8 +114,7 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
         UserError: the configuration, the architecture and the output folder do not fit together, packages for the
             runtime are missing, or a training diverged.
     """
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    silence_transformers()
     check_resumed(final)
     if final.config.deployment.runtime != TORCH:
         check_installed()

@@ -7,13 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from distill.cli import DONE, is_first_process
 from distill.command.report import write_metrics
 from distill.tasks.corpora import embedded_corpus
 from distill.tasks.readers.glue import trained_on
 from distill.training.layout import METRICS_FILE
+from distill.training.progress import terminal
 from foundation.files import read_json
 from nas.config.schema import ConfigError
 from nas.final.evaluation import means, table_of_tasks
@@ -45,7 +44,7 @@ def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool) -> int:
     if final.as_json:
         print(json.dumps(metrics, indent=2))
     else:
-        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        console = terminal()
         table_of_tasks(metrics["tasks"]).print(console)
         console.print(f"wrote {final.out}: a checkpoint for each of {', '.join(trained)}")
     return DONE

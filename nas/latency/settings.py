@@ -81,7 +81,6 @@ class TableSettings:
 
     @property
     def number_of_threads(self) -> int:
-        """The number of threads."""
         return self.threads or torch.get_num_threads()
 
     def table(self, steps: Mapping[str, int], fixed: float = 0, teacher: float = 0) -> LatencyTable:
@@ -90,7 +89,6 @@ class TableSettings:
         return LatencyTable(self.runtime, threads, self.batch, self.tokens, round(fixed), round(teacher), measured)
 
     def path(self, cache: Path) -> Path:
-        """Where the table is kept in the folder `cache`."""
         # The teacher's latency does not depend on the folder that it was loaded from.
         teacher = {name: value for name, value in self.teacher.to_dict().items() if name != "_name_or_path"}
         # What the outputs of experts are multiplied by and the noise of training do not change how long it takes.
@@ -114,7 +112,6 @@ def _evenly(sizes: Set[int]) -> list[int]:
 
 
 def device_name(device: str) -> str:
-    """The name of the GPU or CPU."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     described = Path("/proc/cpuinfo")

@@ -87,7 +87,6 @@ def dispatch_step(experts: Experts) -> str:
 
 
 def attention_step(heads: int) -> str:
-    """The name of the step that is a layer's attention."""
     return f"attention {heads}"
 
 
@@ -97,7 +96,6 @@ def rank_step(rank: int) -> str:
 
 
 def _name(op: str, *widths: int) -> str:
-    """The name of a step in the latency table."""
     return " ".join([op, *map(str, sorted(set(widths)))])
 
 

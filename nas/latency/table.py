@@ -8,7 +8,7 @@ once (`nas.latency.torch_table`, `nas.latency.onnx_table`). The latency of an ar
           + what a word embedding of lower rank takes longer
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -59,9 +59,11 @@ class LatencyTable:
         Raises:
             ValueError: the largest number of heads of the table is below this one.
         """
-        nanoseconds = _between(self._heads, attention.heads, lambda heads: self._nanoseconds[attention_step(heads)])
+        nanoseconds = _between(
+            self._sizes["attention"], attention.heads, lambda heads: self._nanoseconds[attention_step(heads)]
+        )
         if nanoseconds is None:
-            most = f"the latency table ends at {self._heads[-1]}"
+            most = f"the latency table ends at {self._sizes['attention'][-1]}"
             raise ValueError(f"an attention with {attention.heads} heads: {most}")
         return (nanoseconds + 500) // 1000
 
@@ -74,9 +76,11 @@ class LatencyTable:
         """
         if embedding.rank is None:
             return 0
-        nanoseconds = _between(self._ranks, embedding.rank, lambda rank: self._nanoseconds[rank_step(rank)])
+        nanoseconds = _between(self._sizes["rank"], embedding.rank, lambda rank: self._nanoseconds[rank_step(rank)])
         if nanoseconds is None:
-            raise ValueError(f"an embedding of rank {embedding.rank}: the latency table has the ranks {self._ranks}")
+            raise ValueError(
+                f"an embedding of rank {embedding.rank}: the latency table has the ranks {self._sizes['rank']}"
+            )
         return (nanoseconds + 500) // 1000
 
     def ffn(self, base: Base, ffn: FFN) -> int:
@@ -89,9 +93,11 @@ class LatencyTable:
         if not ffn.stack:
             return 0
         inner = ffn.inner(base)
-        nanoseconds = _between(self._inner, inner, lambda width: self._block(ffn, base, width))
+        nanoseconds = _between(self._sizes["expand"], inner, lambda width: self._block(ffn, base, width))
         if nanoseconds is None:
-            raise ValueError(f"{ffn.graph} with {inner} inner channels: the latency table ends at {self._inner[-1]}")
+            raise ValueError(
+                f"{ffn.graph} with {inner} inner channels: the latency table ends at {self._sizes['expand'][-1]}"
+            )
         # Hash routing happens once for all blocks of a layer.
         once = 0 if ffn.experts.gated or ffn.experts == DENSE else self._nanoseconds[routing_step(ffn.experts)]
         return (ffn.stack * nanoseconds + once + 500) // 1000
@@ -123,23 +129,13 @@ class LatencyTable:
         return cls(**{**value, "steps": tuple(value["steps"].items())})
 
     @cached_property
-    def _inner(self) -> list[int]:
-        """The inner widths of the table."""
-        return self._sizes("expand")
-
-    @cached_property
-    def _heads(self) -> list[int]:
-        """The numbers of heads of the table."""
-        return self._sizes("attention")
-
-    @cached_property
-    def _ranks(self) -> list[int]:
-        """The ranks of the table."""
-        return self._sizes("rank")
-
-    def _sizes(self, step: str) -> list[int]:
-        """The sizes for which a step was measured, in ascending order."""
-        return sorted(int(name.split()[1]) for name, _ in self.steps if name.startswith(f"{step} ") and "," not in name)
+    def _sizes(self) -> dict[str, list[int]]:
+        """The sizes for which the steps of linear layers, attention and word embeddings were measured, ascending."""
+        sizes: dict[str, list[int]] = {"expand": [], "attention": [], "rank": []}
+        for step, size in (name.split()[:2] for name, _ in self.steps if "," not in name and " " in name):
+            if step in sizes:
+                insort(sizes[step], int(size))
+        return sizes
 
     @cached_property
     def _nanoseconds(self) -> dict[str, int]:

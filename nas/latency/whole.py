@@ -100,7 +100,6 @@ def example(vocabulary: int, batch: int, tokens: int, device: str) -> Batch:
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """A context in which torch has this number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,18 @@ VECTORS = "sentence_embedding"
 # sentence that the model can read.
 SIZES = ((1, 1), (1, 8), (3, 13), (8, 32), (2, 0))
 _EXAMPLE = (3, 7)
-_NOISY = ("torch.onnx._internal.exporter", "onnxscript", "onnx_ir", "root")
 
 
 def check_installed() -> None:
     """Raise ExportError if the packages of the extra `onnx` are not installed."""
     try:
-        import onnx
-        import onnxruntime
-        import onnxscript
+        for name in ("onnx", "onnxruntime", "onnxscript"):
+            import_module(name)
     except ImportError as error:
         raise ExportError(f"{error}: ONNX needs the extra onnx: pip install 'ffn-nas[onnx]'") from None
-    del onnx, onnxruntime, onnxscript
 
 
 def version() -> str:
-    """The version of onnxruntime."""
     import onnxruntime
 
     return str(onnxruntime.__version__)
@@ -50,7 +47,7 @@ class _ByPosition(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.task_type = _type_of(model)
+        self.task_type = type_of_head(model)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         batch = dict(zip(family_of(self.model).inputs(self.model.config), inputs, strict=True))
@@ -65,8 +62,8 @@ def output_names(task_type: TaskType) -> tuple[str, ...]:
     return task_type.outputs if task_type.pool is None else (VECTORS,)
 
 
-def _type_of(model: PreTrainedModel) -> TaskType:
-    """The task type of a model with a head."""
+def type_of_head(model: PreTrainedModel) -> TaskType:
+    """The task type of a model with a head; only such models are exported."""
     task_type = task_type_of(model)
     assert task_type is not None
     return task_type
@@ -92,7 +89,7 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
                 dynamo=True,
                 verbose=False,
                 input_names=list(batch),
-                output_names=list(output_names(_type_of(model))),
+                output_names=list(output_names(type_of_head(model))),
                 dynamic_shapes=((axes,) * len(batch),),
             )
             assert program is not None
@@ -107,18 +104,15 @@ def export_onnx(model: PreTrainedModel, path: Path) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence what the libraries say about themselves: about missing torchvision, and about names of axes."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         with warnings.catch_warnings():
             for category in (UserWarning, FutureWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def padded_batch(config: Any, sentences: int, tokens: int) -> Batch:
@@ -174,7 +168,7 @@ def verify(model: PreTrainedModel, onnx: OnnxModel) -> float:
     Raises:
         ExportError: a difference exceeds `TOLERANCE`, absolute or relative to the logit, whichever is larger.
     """
-    known = _type_of(model)
+    known = type_of_head(model)
     largest = 0.0
     for sentences, tokens in SIZES:
         longest = family_of(model).positions(model.config)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -78,7 +79,6 @@ class PredictedLosses:
         return float(losses[min(ffn.inner(self.base), len(losses) - 1)])
 
     def of_embedding(self, embedding: Embedding) -> float:
-        """The predicted loss of this word embedding."""
         return 0.0 if embedding == FULL or not self.ranks else float(self.ranks[0][embedding.rank])
 
     def of(self, architecture: Architecture) -> float:
@@ -102,35 +102,27 @@ class PredictedLosses:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Variables:
-    """The 0-1 variables of the program: one for each option of an attention, of an FFN and of the word embedding, and
-    one for each layer that may be left out. A layer costs the sum of its attention's and its FFN's cost, less what is
-    saved if it is left out.
+class _Variable(NamedTuple):
+    """A 0-1 variable of the program. There is one for each option of an attention, of an FFN and of the word embedding,
+    and one for each layer that may be left out. A layer costs the sum of its attention's and its FFN's cost, less what
+    is saved if it is left out.
 
     Attributes:
-        options: what each variable stands for, an `Attention`, `FFN` or `Embedding`, or None where it is a layer left
-            out.
-        layers: the layer of each; of the embedding the depth.
+        option: what it stands for; None: that the layer is left out.
+        layer: of the embedding the depth.
         predicted: its predicted loss.
-        costs: its cost (budgets,) beyond that of `fixed`.
-        fixed: the cost of everything that does not vary.
+        cost: its cost (budgets,) beyond what does not vary.
     """
 
-    options: Sequence[Option]
-    layers: Sequence[int]
-    predicted: np.ndarray
-    costs: np.ndarray
-    fixed: Cost
+    option: Option
+    layer: int
+    predicted: float
+    cost: np.ndarray
 
-    def places(self, part: type | None, layer: int) -> list[int]:
-        """The indices of the variables for this part of a layer or, if `part` is None, for leaving the layer out."""
-        kind = type(None) if part is None else part
-        return [place for place, option in enumerate(self.options) if self.owns(layer, place) and type(option) is kind]
 
-    def owns(self, layer: int, place: int) -> bool:
-        """Whether a variable is of this layer."""
-        return self.layers[place] == layer
+def _places(variables: Sequence[_Variable], part: type, layer: int) -> list[int]:
+    """The indices of the variables for this part of a layer or, if it is the type of None, for leaving it out."""
+    return [place for place, one in enumerate(variables) if one.layer == layer and type(one.option) is part]
 
 
 def allocate(
@@ -156,23 +148,26 @@ def allocate(
     """
     head = space.options_of_parts(space.start_graphs)[0][-2][0]
     embeddings = _embeddings(space, whole_layers)
-    variables = _variables(space, losses, add(space.cost(head), space.cost(embeddings[0])), embeddings, whole_layers)
-    count, depth = len(variables.options), space.base.depth
-    bounds = space.bounds.without(variables.fixed)
+    others = add(space.cost(head), space.cost(embeddings[0]))
+    variables, fixed = _variables(space, losses, others, embeddings, whole_layers)
+    costs = np.array([one.cost for one in variables], float)
+    predicted = np.array([one.predicted for one in variables])
+    count, depth = len(variables), space.base.depth
+    bounds = space.bounds.without(fixed)
     high = np.array(bounds.high, float)
     low = np.concatenate(([bounds.low], np.full(len(high) - 1, -np.inf)))
     scale = np.maximum(1.0, np.abs(high))
     constraints = [
         # Half a unit of slack, as the solver computes in floating point and costs are whole numbers.
-        LinearConstraint(variables.costs.T / scale[:, None], (low - 0.5) / scale, (high + 0.5) / scale),
+        LinearConstraint(costs.T / scale[:, None], (low - 0.5) / scale, (high + 0.5) / scale),
     ]
-    parts = (FFN, Attention) if any(isinstance(option, Attention) for option in variables.options) else (FFN,)
+    parts = (FFN, Attention) if any(isinstance(one.option, Attention) for one in variables) else (FFN,)
     for layer in range(depth):
         for part in parts:
-            constraints.append(LinearConstraint(_row(count, variables.places(part, layer)), 1, 1))
-        for place in variables.places(None, layer):
+            constraints.append(LinearConstraint(_row(count, _places(variables, part, layer)), 1, 1))
+        for place in _places(variables, type(None), layer):
             # A layer is left out if, and only if, it has neither heads nor an FFN.
-            nothing = [n for n in range(count) if variables.owns(layer, n) and _is_nothing(variables.options[n])]
+            nothing = [n for n, one in enumerate(variables) if one.layer == layer and _is_nothing(one.option)]
             row = _row(count, nothing)
             row[0, place] = -1
             constraints.append(LinearConstraint(row, 0, 1))
@@ -181,19 +176,15 @@ def allocate(
                 row[0, place] = -1
                 constraints.append(LinearConstraint(row, 0, 0 if whole_layers else 1))
     varied = len(parts) * depth
-    if of_embedding := variables.places(Embedding, depth):
+    if of_embedding := _places(variables, Embedding, depth):
         constraints.append(LinearConstraint(_row(count, of_embedding), 1, 1))
         varied += 1
     for architecture in exclude:
-        same = [
-            place
-            for place, (option, layer) in enumerate(zip(variables.options, variables.layers, strict=True))
-            if option in _parts(architecture, layer)
-        ]
+        same = [place for place, one in enumerate(variables) if one.option in _parts(architecture, one.layer)]
         constraints.append(LinearConstraint(_row(count, same), -np.inf, varied - distance))
     with stdout_to_stderr():  # HiGHS prints a line of its own in rare cases, whatever its options
         solution = milp(
-            variables.predicted / max(float(variables.predicted.max()), 1e-300),
+            predicted / max(float(predicted.max()), 1e-300),
             integrality=np.ones(count),
             bounds=Bounds(0, 1),
             constraints=constraints,
@@ -204,7 +195,7 @@ def allocate(
     chosen = np.flatnonzero(solution.x > 0.5).tolist()
     layers, embedding = [space.options(layer, space.start_graphs[layer])[0] for layer in range(depth)], embeddings[0]
     for place in chosen:
-        option, layer = variables.options[place], variables.layers[place]
+        option, layer, *_ = variables[place]
         if isinstance(option, FFN):
             layers[layer] = replace(layers[layer], ffn=option)
         elif isinstance(option, Embedding):
@@ -242,18 +233,16 @@ def _embeddings(space: Space, largest: bool) -> list[Embedding]:
 
 def _variables(
     space: Space, losses: PredictedLosses, others: Cost, embeddings: Sequence[Embedding], whole_layers: bool
-) -> _Variables:
-    """The variables of a space; attention modules and embeddings have none if they do not vary.
+) -> tuple[list[_Variable], Cost]:
+    """The variables of a space, and the cost of everything that does not vary. Attention modules and embeddings have no
+    variables if they do not vary.
 
     Args:
         others: the cost of the prediction head and of the first of the `embeddings`.
         embeddings: what the word embedding may be.
         whole_layers: as for `allocate`.
     """
-    options: list[Option] = []
-    layers: list[int] = []
-    predicted: list[float] = []
-    costs: list[np.ndarray] = []
+    variables: list[_Variable] = []
     fixed = np.array(others)
     for number in range(space.base.depth):
         attentions, ffns = _whole_or_nothing(space) if whole_layers else _options(space, number)
@@ -265,28 +254,19 @@ def _variables(
         with_some = np.array(space.cost(Layer(most, some)))
         of_attention = {a: np.array(space.cost(Layer(a, some))) - with_some for a in attentions}
         of_ffn = {ffn: np.array(space.cost(Layer(most, ffn))) - without_ffn for ffn in ffns}
-        for ffn, cost in of_ffn.items():
-            options.append(ffn)
-            predicted.append(losses.of_ffn(number, ffn))
-            costs.append(cost)
+        variables += [_Variable(ffn, number, losses.of_ffn(number, ffn), cost) for ffn, cost in of_ffn.items()]
         if len(attentions) > 1:
-            for attention, cost in of_attention.items():
-                options.append(attention)
-                predicted.append(losses.of_attention(number, attention))
-                costs.append(cost)
+            variables += [
+                _Variable(a, number, losses.of_attention(number, a), cost) for a, cost in of_attention.items()
+            ]
             nothing = Layer(Attention(0), FFN(stack=0))
             if nothing.attention in of_attention and nothing.ffn in of_ffn:
                 parts = without_ffn + of_attention[nothing.attention] + of_ffn[nothing.ffn]
-                options.append(None)
-                predicted.append(0.0)
-                costs.append(np.array(space.cost(nothing)) - parts)
-        layers += [number] * (len(options) - len(layers))
+                variables.append(_Variable(None, number, 0.0, np.array(space.cost(nothing)) - parts))
     for embedding in embeddings if len(embeddings) > 1 else ():
-        options.append(embedding)
-        layers.append(space.base.depth)
-        predicted.append(losses.of_embedding(embedding))
-        costs.append(np.array(space.cost(embedding)) - np.array(space.cost(embeddings[0])))
-    return _Variables(options, layers, np.array(predicted), np.array(costs, float), tuple(int(cost) for cost in fixed))
+        cost = np.array(space.cost(embedding)) - np.array(space.cost(embeddings[0]))
+        variables.append(_Variable(embedding, space.base.depth, losses.of_embedding(embedding), cost))
+    return variables, tuple(int(cost) for cost in fixed)
 
 
 def _whole_or_nothing(space: Space) -> tuple[list[Attention], list[FFN]]:

@@ -14,8 +14,8 @@ from distill.tasks.types import TASK_TYPES
 from distill.training.loop import device_type
 from distill.training.progress import ProgressCallback, ignore_progress
 from foundation.files import cache_folder
-from nas.config.schema import ConfigError, StudyConfig
-from nas.latency.limit import parse_latency, resolve
+from nas.config.schema import ConfigError, StudyConfig, reporting
+from nas.config.values import parse_latency
 from nas.latency.measure import latency_table
 from nas.latency.settings import TORCH, TableSettings
 from nas.latency.table import LatencyTable
@@ -82,7 +82,8 @@ def limits_of(
     limits = closed_limits(config, base, workspace.num_labels, workspace.folders.task.type.head)
     if space.max_latency is not None or "latency" in config.goals:
         table = latencies_of(config, workspace, device, on_progress)
-        maximum = NO_LIMIT if space.max_latency is None else resolve(parse_latency(space.max_latency), table.teacher)
+        wanted = space.max_latency
+        maximum = NO_LIMIT if wanted is None else parse_latency(wanted).microseconds(table.teacher)
         of_part = PartLatency(table)
         limits = (*limits, Limit("latency", table.fixed, of_part, maximum, embedding_cost=of_part))
     return limits
@@ -195,10 +196,8 @@ def check_deployment(config: StudyConfig, device: str) -> None:
             f'{key}: the latency of experts is only measured in torch: set deployment.runtime = "torch", or leave '
             "experts out"
         )
-    try:
+    with reporting("deployment.runtime", ExportError):
         check_installed()
-    except ExportError as error:
-        raise ConfigError(f"deployment.runtime: {error}") from None
 
 
 def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:

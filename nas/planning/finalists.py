@@ -65,12 +65,10 @@ def finalists(study: optuna.Study, count: int) -> list[FrozenTrial]:
 
 
 def baselines_of(ranked: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The baselines among these trials, in their order."""
     return [trial for trial in ranked if trial.user_attrs[ledger.ORIGIN] in BASELINES]
 
 
 def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The first trial of every distinct function."""
     first: dict[str, FrozenTrial] = {}
     for trial in trials:
         first.setdefault(attribute(trial, ledger.FUNCTION), trial)

@@ -18,15 +18,7 @@ from nas.planning.budget import (
     kept_importance,
     uniform_slice,
 )
-from nas.planning.finalists import (
-    ALLOCATED,
-    BASE_MODEL,
-    FEWER_LAYERS,
-    GLOBAL,
-    UNIFORM,
-    WINNER,
-    WINNER_WITH_BASE_GRAPHS,
-)
+from nas.planning.finalists import ALLOCATED, BASE_MODEL, FEWER_LAYERS, GLOBAL, UNIFORM, WINNER, WINNER_WITH_BASE_GRAPHS
 from nas.preparation.checks import check
 from nas.preparation.workspace import Workspace, base_of_study
 from nas.samplers import SAMPLERS, Proposer, WeightedAllocation
@@ -87,7 +79,6 @@ class Plan:
 
     @property
     def study(self) -> str:
-        """The name of the stage's Optuna study."""
         return f"stage-{self.stage}"
 
 
@@ -124,7 +115,6 @@ def space_of(
     start: Architecture | None,
     limits: tuple[Limit, ...],
 ) -> Space:
-    """The search space of a stage, see `nas.planning.budget.budgeted_space`."""
     rate = config.stage(stage).mutation_rate
     return budgeted_space(
         config, base, graph, num_labels, limits=limits, mutation_rate=rate, start=start, vary=varied(stage), head=head

@@ -10,7 +10,7 @@ from distill.objectives import OBJECTIVES
 from distill.tasks.readers.texts import check_source
 from distill.tasks.task import TaskError
 from distill.training.teacher import check_head, check_positions, load_config, load_tokenizer
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig, reporting
 from nas.preparation import data
 from nas.preparation.phases import CANDIDATE, ON_TEXT, ONE_SHOT_ON_TEXT, settings_of, table_of
 from nas.preparation.workspace import objectives, student_base
@@ -49,11 +49,9 @@ def check(config: StudyConfig) -> None:
     if config.pretrain.assistant is not None:
         check_assistant(config, config.pretrain.assistant, student_config)
     if source is not None:
-        try:
+        with reporting("supernet.cut_from and base", CutError):
             check_cut(student_base(source, teacher)[0], base)
-        except CutError as error:
-            raise ConfigError(f"supernet.cut_from and base: {error}") from None
-    try:
+    with reporting("objective and base", ValueError):
         for name in ("warmup", *CANDIDATE, *ONE_SHOT_ON_TEXT, "one_shot"):
             if table := table_of(config, name):
                 objectives(config, settings_of(config, name), table.build(1), student_config, teacher)
@@ -69,8 +67,6 @@ def check(config: StudyConfig) -> None:
             settings = objective_spec.defaults | config.objective.settings()
             with objective_spec.training_context(*models, settings=settings, steps=1, seed=config.seed):
                 pass
-    except ValueError as error:
-        raise ConfigError(f"objective and base: {error}") from None
 
 
 def check_assistant(config: StudyConfig, assistant: str, student: Any) -> None:
@@ -80,10 +76,8 @@ def check_assistant(config: StudyConfig, assistant: str, student: Any) -> None:
         raise ConfigError(f"pretrain.assistant: the vocabulary of {assistant} is not that of {config.teacher}")
     check_positions(assistant, described, config.max_length, f"max_length {config.max_length}")
     settings = settings_of(config, "pretrain")
-    try:
+    with reporting("pretrain.assistant", ValueError):
         objectives(config, settings, config.pretrain.build(1), student, described)
-    except ValueError as error:
-        raise ConfigError(f"pretrain.assistant: {error}") from None
 
 
 def check_experts(config: StudyConfig, student: Any) -> None:
@@ -120,7 +114,5 @@ def check_corpora(config: StudyConfig) -> None:
         tables[f"{name}.corpus"] = table.corpus if table is not None else None
     for place, corpora in tables.items():
         for source in corpora or ():
-            try:
+            with reporting(place, TaskError):
                 check_source(source)
-            except TaskError as error:
-                raise ConfigError(f"{place}: {error}") from None

@@ -20,10 +20,14 @@ from foundation.checksums import refuse_earlier_format
 from foundation.files import cache_folder, fingerprint
 from nas.config.schema import StudyConfig
 from nas.preparation import data
-from nas.preparation.nodes import check_shared, create_together
+from nas.preparation.nodes import check_shared
+from nas.preparation.phases import CANDIDATE
+from search_spaces.operations import UNARY
 
 # Part of every cache key: increase it when the meaning of what is kept in the cache changes.
 FORMAT = 3
+# The tables of trainings whose text a search needs, and the activations that it allocates.
+TEXTS, ACTIVATIONS = ("warmup", *CANDIDATE), tuple(sorted(UNARY))
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class PreparationContext:
         data_key: the cache key of the encoded rows.
         teacher_key: the cache key of the fine-tuned teacher.
         known: see `preparation_context`.
+        outputs: whether to prepare the teacher's outputs, which only the training of candidates needs.
+        texts: the tables of the trainings whose text is prepared if they learn from text.
+        activations: for which ones losses are predicted, which only allocations need.
     """
 
     config: StudyConfig
@@ -48,10 +55,9 @@ class PreparationContext:
     data_key: str
     teacher_key: str
     known: bool = True
-
-    def create(self, path: Path, make: Callable[[Path, Path], None], *, together: bool = False) -> Path:
-        """Create the file or folder `path` of the cache unless it exists; see `create_together`."""
-        return create_together(path, make, self.accelerator, together=together)
+    outputs: bool = True
+    texts: tuple[str, ...] = TEXTS
+    activations: tuple[str, ...] = ACTIVATIONS
 
     @property
     def data(self) -> Path:
@@ -64,11 +70,9 @@ class PreparationContext:
         return self.cache / "teachers" / self.teacher_key
 
     def batches(self, rows: Encoded, batch_size: int, steps: int, seed: int) -> Iterator[Batch]:
-        """Padded training batches of these rows."""
         return training_batches(rows, batch_size, steps, seed, self.tokenizer.pad_token_id)
 
     def recipe_batches(self, rows: Encoded, recipe: Recipe, seed: int) -> Iterator[Batch]:
-        """The training batches that this recipe asks for."""
         return self.batches(rows, recipe.batch_size, recipe.batches, seed)
 
 

@@ -21,15 +21,7 @@ from distill.tasks.row_checks import notes
 from distill.tasks.splits import AnySplit, PassageSplit, joined
 from distill.tasks.task import Task, TaskData, TaskError, hold_out, load_split, save_split
 from distill.tasks.text import load_text
-from distill.tasks.types import (
-    CLASSIFICATION,
-    EMBEDDINGS,
-    MULTI_LABEL,
-    REGRESSION,
-    TaskType,
-    encode,
-    get_task_type,
-)
+from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MULTI_LABEL, REGRESSION, TaskType, encode, get_task_type
 from distill.training.evaluation import rows_logits
 from distill.training.reranker import check_reranker
 from distill.training.sentences import pooling_of
@@ -37,7 +29,7 @@ from distill.training.teacher import check_positions, load_config, load_model, l
 from foundation.errors import UserError
 from foundation.files import fingerprint
 from nas.config.rows import RowsTable
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig, reporting
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
 READERS_VERSION = 4
@@ -58,8 +50,8 @@ class TaskFolders:
 
     @property
     def task(self) -> Task:
-        """The task: its name, labels, type and metrics."""
-        return stored_task(self.data)
+        fields = json.loads((self.data / "task.json").read_text(encoding="utf-8"))
+        return Task(**fields | {name: tuple(fields[name]) for name in ("labels", "metrics")})
 
     def rows(self, name: str) -> Encoded:
         """The encoded rows of the split "train", "search" or "dev"."""
@@ -78,20 +70,11 @@ class TaskFolders:
         return load_split(self.task.task_type, self.data / f"{name}.json")
 
 
-def stored_task(folder: Path) -> Task:
-    """The task whose data is in this folder."""
-    fields = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    fields |= {name: tuple(fields[name]) for name in ("labels", "metrics")}
-    return Task(**fields)
-
-
 def check_tasks(config: StudyConfig) -> None:
     """Raise ConfigError if a task does not exist, or if the tasks cannot be searched on together."""
     for task in config.max_length_of.keys() - config.rows.keys():
-        try:
+        with reporting("max_length_of", TaskError):
             reader_of(task)
-        except TaskError as error:
-            raise ConfigError(f"max_length_of: {error}") from None
     for task in config.tasks:
         try:
             reader_of(task)
@@ -127,7 +110,6 @@ def check_tasks(config: StudyConfig) -> None:
 
 
 def task_type_of(config: StudyConfig, task: str) -> TaskType:
-    """The type of one of the study's tasks."""
     rows = config.rows.get(task)
     return get_task_type(reader_of(task).task_type(task) if rows is None else type_of_rows(rows))
 
@@ -157,16 +139,14 @@ def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     if last and data.ordered is None:
         raise ConfigError(f'search_rows: the rows of {config.task} have no order: use "random"')
     rows = data.ordered if last and data.ordered is not None else joined(data.train, data.search)
-    try:
+    with reporting("search_fraction", TaskError):
         train, search = hold_out(rows, fraction=config.search_fraction, last=last)
-    except TaskError as error:
-        raise ConfigError(f"search_fraction: {error}") from None
     return replace(data, train=train, search=search, ordered=None)
 
 
 def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     name = config.task
-    try:
+    with reporting("", TaskError):
         if name in config.rows:
             rows = config.rows[name]
             files = Path(rows.train), Path(rows.dev)
@@ -180,8 +160,6 @@ def _read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
         if name in embedded.TASKS:
             return embedded.demo_task(name, corpus())
         return load_task(name, None if config.data is None else Path(config.data))
-    except TaskError as error:
-        raise ConfigError(str(error)) from None
 
 
 def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
@@ -222,10 +200,8 @@ def contents_of(config: StudyConfig) -> dict[str, str]:
         if task in config.rows:
             files += [config.rows[task].train, config.rows[task].dev]
         elif config.data is not None and task not in embedded.TASKS:
-            try:
+            with reporting("", TaskError):
                 files += filter(Path.exists, map(Path, reader_of(task).sources(task, Path(config.data))))
-            except TaskError as error:
-                raise ConfigError(str(error)) from None
     models = [config.teacher, config.pretrain.assistant, config.base if isinstance(config.base, str) else None]
     return contents(files, map(locate, filter(None, models)))
 
@@ -253,11 +229,16 @@ def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, acc
     and those of queries and passages its scores.
 
     Raises:
-        ValueError: `max_length` is too small for them.
+        ConfigError: `max_length` is too small for them.
         UserError: `long_texts` is not for them.
         distill.training.teacher.TeacherError: the teacher cannot be loaded.
     """
-    result = encode(tokenizer, rows, config.row_length, task_type=task.task_type, long_texts=config.long_texts)
+    try:
+        result = encode(tokenizer, rows, config.row_length, task_type=task.task_type, long_texts=config.long_texts)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"max_length: {error}") from None
     reranks = isinstance(rows, PassageSplit)
     if task.type.pool is None and not reranks:
         return result
@@ -291,17 +272,10 @@ def write(
     folder.mkdir()
     (folder / NOTES).write_text(json.dumps(notes_of(config, tokenizer, data)), encoding="utf-8")
     for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
-        try:
-            arrays = encoded(config, data.task, rows, tokenizer, accelerator)
-        except UserError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"max_length: {error}") from None
+        arrays = encoded(config, data.task, rows, tokenizer, accelerator)
         if name == "train" and own is not None and own.class_weights is not None:
-            try:
+            with reporting(f"rows.{config.task}", TaskError):
                 arrays = weighted(arrays, data.task, own.class_weights)
-            except TaskError as error:
-                raise ConfigError(f"rows.{config.task}: {error}") from None
         save_encoded(arrays, folder / f"{name}.npz")
         if name in ("search", "dev"):
             save_split(as_labeled(rows, arrays), folder / f"{name}.json")

@@ -9,6 +9,7 @@ from pathlib import Path
 from nas.config.recipes import RecipeTable
 from nas.config.schema import StudyConfig
 from nas.preparation.context import PreparationContext
+from nas.preparation.nodes import create_together
 from nas.preparation.workspace import base_of_study
 from search_spaces.architecture import Architecture
 
@@ -55,17 +56,15 @@ class Entry:
 
     @property
     def exists(self) -> bool:
-        """Whether it is in the cache."""
         return self.path is not None and self.path.exists()
 
     def create(self, context: PreparationContext) -> None:
         """Make it unless it is in the cache."""
         assert self.path is not None, f"{self.what}: what it depends on has not been made"
-        context.create(self.path, self.make, together=self.is_training)
+        create_together(self.path, self.make, context.accelerator, together=self.is_training)
 
 
 def create(context: PreparationContext, entries: Iterable[Entry]) -> None:
-    """Make those of the entries that are not in the cache, in this order."""
     for entry in entries:
         entry.create(context)
 

@@ -22,10 +22,11 @@ from nas.preparation.calibration import calibration_entry
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context
 from nas.preparation.data import TaskFolders
 from nas.preparation.entries import TRAINING, Work, create, largest
+from nas.preparation.nodes import create_together
 from nas.preparation.phases import ONE_SHOT_ON_TEXT, TrainingPhase, has_raw_teacher, refusing_divergence, training_phase
 from nas.preparation.supernet import is_independent_of_task, supernet_entries, supernet_path
 from nas.preparation.teacher import prepare_task
-from nas.preparation.text import prepare_texts
+from nas.preparation.text import text_entries, texts_of
 from nas.preparation.workspace import OneShotWorkspace, Workspace, load_teacher, objectives, projections
 from search_spaces import cost
 from search_spaces.architecture import Architecture
@@ -55,7 +56,8 @@ def prepare_one_shot(
     contexts = [
         preparation_context(config.model_copy(update={"tasks": (task,)}), device, on_progress) for task in config.tasks
     ]
-    texts = prepare_texts(contexts[0], ONE_SHOT_ON_TEXT)
+    create(contexts[0], text_entries(contexts[0], ONE_SHOT_ON_TEXT))
+    texts = texts_of(contexts[0], ONE_SHOT_ON_TEXT)
     tasks = tuple(replace(prepare_task(context), texts=texts) for context in contexts)
     if any_order:
         folders = replace(tasks[0], texts=given.folders.texts)
@@ -84,8 +86,10 @@ def prepare_one_shot(
         *([] if config.one_shot_warmup is None else [config.one_shot_warmup.model_dump()]),
     )
     made = OneShotWorkspace(workspace, tasks, contexts[0].cache / "one-shot" / key)
-    contexts[0].create(
-        made.one_shot, lambda path, state: _make_one_shot(contexts[0], made, space, path, state), together=True
+    create_together(
+        made.one_shot,
+        lambda path, state: _make_one_shot(contexts[0], made, space, path, state),
+        contexts[0].accelerator,
     )
     calibration = None
     if config.one_shot.inheritance == "compensated":

@@ -13,7 +13,7 @@ from distill.tasks.encoding import Encoded, joined, take
 from distill.training.loop import Diverged
 from distill.training.recipe import Recipe
 from nas.config.recipes import PretrainTable, RecipeTable
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig, reporting
 from nas.preparation.data import TaskFolders
 
 # The tables of training phases on text without labels. `warmup` is one of them if its `source` is "text".
@@ -82,10 +82,8 @@ def settings_of(config: StudyConfig, name: str) -> Settings:
         settings |= config.final.objective or {}
     if not on_text(config, name):
         return settings
-    try:
+    with reporting(name, ValueError):
         return settings | OBJECTIVES[config.objective.name].settings_without_labels()
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from None
 
 
 def training_phase(config: StudyConfig, name: str, folders: TaskFolders) -> TrainingPhase | None:

@@ -2,14 +2,12 @@
 heads and word embeddings of lower rank raise the loss.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from distill.tasks.encoding import token_frequencies
 from foundation.files import fingerprint
-from nas.config.schema import StudyConfig
 from nas.preparation.context import FORMAT, PreparationContext
 from nas.preparation.data import TaskFolders
 from nas.preparation.entries import TRAINING, Entry, Work, largest
@@ -23,13 +21,12 @@ from supernet.order.prediction import predicted_losses, predicted_losses_of_head
 HEADS, RANKS = "heads", "ranks"
 
 
-def predictions_entry(
-    context: PreparationContext, folders: TaskFolders, supernet: Path, activations: Sequence[str]
-) -> Entry:
-    """The predicted losses of the supernet in this folder with these activations."""
+def predictions_entry(context: PreparationContext, folders: TaskFolders, supernet: Path) -> Entry:
+    """The predicted losses of the supernet in this folder with the context's activations."""
     config = context.config
-    limit, operations, heads = widest(config), sorted(activations), config.space.varies_heads
-    ranks = config.space.ranks is not None
+    base, _ = base_of_study(config)
+    limit, operations = int(max(config.space.expansions) * base.inner), sorted(context.activations)
+    heads, ranks = config.space.varies_heads, config.space.ranks is not None
 
     def make(path: Path, state: Path) -> None:
         context.on_progress("supernet: predicted losses", None)
@@ -55,9 +52,3 @@ def predictions_entry(
         make,
         (Work("supernet: predicted losses", largest(config), sentences, 2 * TRAINING),),
     )
-
-
-def widest(config: StudyConfig) -> int:
-    """The largest inner width of the study's space."""
-    base, _ = base_of_study(config)
-    return int(max(config.space.expansions) * base.inner)

@@ -10,9 +10,9 @@ from distill.tasks.readers.texts import read_paragraphs, text_key
 from distill.tasks.task import TaskError
 from distill.tasks.text import save_text, stored_text_key
 from nas.config.recipes import TextRecipeTable
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig, reporting
 from nas.preparation.context import PreparationContext
-from nas.preparation.entries import Entry, create
+from nas.preparation.entries import Entry
 from nas.preparation.phases import learns_from_text
 
 
@@ -34,13 +34,6 @@ def text_entries(context: PreparationContext, tables: Iterable[str]) -> Iterator
         yield Entry("encoded text", folder, partial(_make_text, context, sources))
 
 
-def prepare_texts(context: PreparationContext, tables: Iterable[str]) -> tuple[tuple[str, Path], ...]:
-    """Prepare the text of these tables; returns `texts_of`."""
-    tables = tuple(tables)
-    create(context, text_entries(context, tables))
-    return texts_of(context, tables)
-
-
 def corpora_of(config: StudyConfig, table: str) -> tuple[str, ...] | None:
     """The sources of the text of this training; None: the text of this installation."""
     own = getattr(config, table)
@@ -53,13 +46,11 @@ def text_folder(context: PreparationContext, corpora: tuple[str, ...] | None) ->
     Raises:
         ConfigError: a file or data set does not exist.
     """
-    try:
+    with reporting("corpus", TaskError):
         if not context.known:
             sources = ["unknown"]
         else:
             sources = [context.corpus().fingerprint] if corpora is None else [text_key(source) for source in corpora]
-    except TaskError as error:
-        raise ConfigError(f"corpus: {error}") from None
     config = context.config
     return context.cache / "texts" / stored_text_key(sources, context.tokenizer, config.max_length, config.pack_text)
 

@@ -15,7 +15,7 @@ from distill.tasks.encoding import Encoded, token_frequencies
 from distill.training.distillation import phase_recipes
 from distill.training.recipe import Recipe
 from distill.training.teacher import load_config, load_model
-from nas.config.schema import ConfigError, StudyConfig
+from nas.config.schema import ConfigError, StudyConfig, reporting
 from nas.preparation.data import TaskFolders, teacher_config
 from search_spaces.architecture import ArchitectureError
 from search_spaces.base import Base
@@ -111,7 +111,6 @@ class UntrainedWorkspace:
 
     @property
     def study(self) -> Workspace:
-        """The workspace of the study."""
         return self.tasks[0]
 
 
@@ -135,7 +134,6 @@ class OneShotWorkspace:
 
     @property
     def by_task(self) -> dict[str, TaskFolders]:
-        """The folders by the names of the tasks."""
         return dict(zip(self.study.config.tasks, self.tasks, strict=True))
 
 
@@ -171,11 +169,9 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
             )
         base, graph = base_of_teacher(start)
     else:
-        try:
-            base, graph = config.base.build(teacher.vocab_size), base_graph("gelu", bool(family_of(teacher).gate))
-        except ArchitectureError as error:
-            raise ConfigError(str(error)) from None
         family = family_of(teacher)
+        with reporting("", ArchitectureError):
+            base, graph = config.base.build(teacher.vocab_size), base_graph("gelu", bool(family.gate))
         there = {name: family.size(teacher, name) for name in ("positions", "token_types")}
         changes: dict[str, Any] = {name: 0 for name, size in there.items() if not size}
         changes["position_biases"] = family.size(teacher, "position_biases")

@@ -8,8 +8,7 @@ from typing import Any
 
 from distill.table import Table, plural, with_error
 from nas.config.schema import ConfigError
-from nas.config.values import count, file_size
-from nas.latency.limit import parse_latency
+from nas.config.values import count, file_size, parse_latency
 from nas.report import architecture
 from nas.report.study import COMPLETE, Candidate, Stage, Study, knee
 from nas.study.attributes import COSTS

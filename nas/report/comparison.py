@@ -155,14 +155,12 @@ def scored_checkpoints(items: Sequence[Item], first: int | None, device: str) ->
     """
     if sum(item.checkpoint is not None for item in items) < 2:
         return list(items)
-    from transformers.utils import logging
-
+    from distill.training.progress import silence_transformers
     from distill.training.teacher import load_model
     from nas.preparation.context import preparation_context
     from nas.preparation.teacher import dev_set
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     splits: dict[str, Any] = {}
     result = []
     for item in items:

@@ -64,15 +64,13 @@ def computed(checkpoint: Path) -> tuple[list[str], dict[str, Computed]]:
     Raises:
         UserError: the cache does not have the examples and the teacher, or a model cannot be loaded.
     """
-    from transformers.utils import logging
-
     from distill.tasks.encoding import collate
+    from distill.training.progress import silence_transformers
     from distill.training.teacher import load_model
     from nas.preparation.context import preparation_context
     from nas.preparation.data import TaskFolders
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     context = preparation_context(load_config(str(checkpoint / "config.toml")), "cpu")
     if not context.data.exists() or not context.teacher.exists():
         raise ConfigError(f"the cache {context.cache} does not have the examples and the teacher of {checkpoint}")

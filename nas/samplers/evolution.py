@@ -21,11 +21,7 @@ class Evolution(RandomSampler):
     n_objectives = (1,)
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
-        scored = [
-            (observation.values[0], observation.architecture)
-            for observation in self.informative(observations)
-            if observation.values
-        ]
+        scored = self.scored(observations)
         if len(scored) >= POPULATION_SIZE:
             _, parent = max(rng.sample(scored[-POPULATION_SIZE:], TOURNAMENT_SIZE), key=itemgetter(0))
             yield from neighbours(self.space, parent, rng)

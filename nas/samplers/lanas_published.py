@@ -4,7 +4,7 @@ In the learning phase, every node of the tree is split at the mean score of its 
 score assigns unseen architectures to one of the two parts. In the search phase, upper confidence bounds choose a leaf
 for each trial, and the trial is a random member of that leaf. The phases alternate.
 
-The constants HEIGHT, EXPLORATION, FIRST_RANDOM and REFIT_EVERY are those of the authors' released code for
+HEIGHT and the sampler's exploration, first_random and refit_every are those of the authors' released code for
 NAS-Bench-101, whose scores, accuracies between 0 and 1, are like ours. (Their distributed search on CIFAR-10 has a
 height of 8, an exploration of 0.5, 2,000 random trials, and a refit after 50.)
 
@@ -17,7 +17,7 @@ What differs, or is left open:
   architectures on that of their predictions.
 - *Features.* The original encodes cells of convolutions; here they are those of `encoding`.
 - *Leaves.* The released tree is full, and regressions of nodes without trials are random. Here a node that cannot be
-  split is a leaf (LEAF_SIZE).
+  split is a leaf (leaf_size).
 - *Members of a leaf.* The released code enumerates the space; for larger ones, its authors recommend a hit-and-run
   sampler. Here random members of the space are drawn until one is in the leaf. If none of DRAWS is, the deepest node
   above the leaf that has any takes its place, where the released code takes the first leaf that is not empty.
@@ -36,12 +36,6 @@ from search_spaces.architecture import Architecture
 
 # The number of nodes from the root to the deepest leaf.
 HEIGHT = 5
-# The exploration constant of the upper confidence bounds, in units of the score.
-EXPLORATION = 0.1
-# A part of a node has at least this many of the trials from which the tree is learned. The original has no minimum.
-LEAF_SIZE = 1
-# The first trials are random; the tree is learned from them, and again whenever this many more have a score.
-FIRST_RANDOM, REFIT_EVERY = 10, 20
 # Members of the space are drawn in batches until one is in the leaf, at most this many.
 BATCH, DRAWS = 50, 1000
 # Directions of the features with a singular value below this share of the largest are rounding errors.
@@ -53,10 +47,10 @@ class PublishedLaNAS(TreeSampler):
     member of the leaf is proposed. The zero-cost proxy is not used.
     """
 
-    exploration = EXPLORATION
-    leaf_size = LEAF_SIZE
-    first_random = FIRST_RANDOM
-    refit_every: int = REFIT_EVERY
+    exploration = 0.1  # in units of the score
+    leaf_size = 1  # the original has no minimum
+    first_random = 10
+    refit_every: int = 20
 
     def from_leaf(self, observations: Sequence[Observation], rng: random.Random) -> list[Architecture]:
         architectures = [observation.architecture for observation in observations]

@@ -55,7 +55,7 @@ class WeightedAllocation(RandomSampler):
         self.losses, self.allocate = losses, allocate
 
     def propose(self, observations: list[Observation], rng: random.Random) -> Iterator[Architecture]:
-        scored = [(of.values[0], of.architecture) for of in self.informative(observations) if of.values]
+        scored = self.scored(observations)
         if self.losses and self.allocate and scored and len(observations) % TURNS:
             losses = np.array([self.losses(architecture) for _, architecture in scored])
             near = losses.sum(axis=1) <= NEAR * losses.sum(axis=1).min()

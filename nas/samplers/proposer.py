@@ -80,6 +80,10 @@ class Proposer(BaseSampler):
             if self._within_budget(observation.architecture) and all(map(isfinite, observation.values or ()))
         ]
 
+    def scored(self, observations: list[Observation]) -> list[tuple[float, Architecture]]:
+        """The scores of those of the informative trials that have one, with their architectures."""
+        return [(of.values[0], of.architecture) for of in self.informative(observations) if of.values]
+
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         if len(study.directions) > max(self.n_objectives):
             name = type(self).__name__

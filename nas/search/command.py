@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from distill.cli import DONE, INTERRUPTED, guard, is_first_process
-from distill.training.progress import loading
+from distill.training.progress import loading, silence_transformers, terminal
 from foundation import interrupt
 from foundation.errors import UserError
 from nas.config.load import load_config
@@ -17,7 +17,6 @@ from nas.search.options import DEFAULT, STAGES, check, overrides, parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     folder = options.out / (options.study if options.study is not None else Path(options.preset or DEFAULT).stem)
     with interrupt.recording():
@@ -36,16 +35,13 @@ def show_so_far(options: argparse.Namespace, folder: Path) -> None:
     """Show the results of a search that was interrupted, if there are any."""
     database = folder / "study.db"
     if not options.dry_run and (database.exists() or (options.storage and (folder / "config.toml").exists())):
-        from rich.console import Console
-
         from nas.report.outcome import show_results
         from nas.study.folder import Folder
 
         study = Folder(folder)
         storage = options.storage or study.storage
-        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
         with contextlib.suppress(UserError):  # such as a storage that is gone, which the search itself has reported
-            show_results(study, storage, console, options.json)
+            show_results(study, storage, terminal(stderr=options.json), options.json)
 
 
 def command(options: argparse.Namespace, folder: Path) -> int:
@@ -63,19 +59,13 @@ def command(options: argparse.Namespace, folder: Path) -> int:
     with loading(options.quiet):
         config = load_config(source, overrides(options))
 
-    from rich.console import Console
-
     from nas.search.progress import Progress
 
-    console = Console(
-        highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json, quiet=not is_first_process()
-    )
+    console = terminal(stderr=options.json, quiet=not is_first_process())
     with Progress(console, options.quiet) as progress:
         if not options.dry_run:
             progress.update("loading PyTorch, Transformers and Ray", None)
         # These modules import torch, transformers and ray, which takes seconds.
-        from transformers.utils import logging as transformers_logging
-
         from nas.report.outcome import show_results
         from nas.search.pipeline import prepare_search, run_search
         from nas.search.run import SearchRun
@@ -83,8 +73,7 @@ def command(options: argparse.Namespace, folder: Path) -> int:
         from nas.workers.cluster import Cluster, usual_workers
         from search_spaces.architecture import Architecture
 
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
+        silence_transformers()
         search = SearchRun(
             config=config,
             path=folder,

@@ -23,11 +23,11 @@ from nas.planning import keep
 from nas.planning.budget import NO_LIMIT, closed_limits, latencies_file, limits_of, uniform_slice
 from nas.planning.finalists import ALLOCATED, FEWER_LAYERS, GLOBAL
 from nas.planning.stages import Enqueued, first_baselines, plan, space_of, start_of
-from nas.preparation.context import preparation_context
+from nas.preparation.context import TEXTS, preparation_context
 from nas.preparation.data import notes_of, read, task_type_of, teacher_config
 from nas.preparation.entries import TRAINING, Entry
 from nas.preparation.phases import learns_from_text
-from nas.preparation.prepare import TEXTS, entries, workspace_of
+from nas.preparation.prepare import entries, workspace_of
 from nas.preparation.text import corpora_of
 from nas.preparation.workspace import Workspace, base_of_study
 from nas.search.estimate import Estimator, Sizes, measure_speed, usual_candidate

@@ -162,7 +162,6 @@ class Estimator:
         return OVERHEAD + self.seconds([*work, Work("scoring", self.student, scored)])
 
     def seconds(self, work: Iterable[Work]) -> float:
-        """Seconds that this computation takes."""
         macs = sum(
             each.passes * self._sentences(each.sentences) * cost.macs(each.architecture, self.sizes.tokens)
             for each in work

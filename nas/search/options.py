@@ -6,9 +6,8 @@ from pathlib import Path
 
 from distill.choices import OBJECTIVES, TASKS, columns, listing, tasks
 from distill.cli import DEVICE_HELP, Parser, add_output_options, device, several_processes
-from nas.config.load import Given
+from nas.config.load import Given, given
 from nas.config.schema import ConfigError
-from nas.config.values import count
 from nas.search.choices import GOALS, SAMPLERS, described_presets, samplers
 
 # The preset of a new study if the command names none.
@@ -46,7 +45,6 @@ objectives of the distillation, by [objective] in a .toml file:
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser(
         prog="nas.search",
         description="Search the heads, FFNs and layers of a small BERT-like encoder that learns from a large one.",
@@ -62,157 +60,93 @@ def parser() -> Parser:
         tasks=columns(TASKS),
         objectives=columns(OBJECTIVES),
     )
-    _add_search(result)
-    _add_budget(result)
-    _add_data(result)
-    _add_running(result)
-    _add_output(result)
+    for add_options in (_add_search, _add_budget, _add_running):
+        add_options(result)
     return result
 
 
 def _add_search(result: Parser) -> None:
-    group = result.add_argument_group("what to search")
-    group.add_argument(
-        "--stage",
-        choices=STAGES,
-        required=True,
-        help="1: operations and sizes (heads, stacks, widths, experts) together; 2: operations; 3: sizes, on all "
-        "tasks; all: one after the other",
+    add = result.add_argument_group("what to search").add_argument
+    stage = (
+        "1: operations and sizes (heads, stacks, widths, experts) together; 2: operations; 3: sizes, on all tasks; "
+        "all: one after the other"
     )
-    group.add_argument(
-        "--preset",
-        action=listing(described_presets),
-        metavar="NAME",
-        help="a preset or a .toml file; '?' lists the presets (default: config.toml of the study, else demo)",
+    add("--stage", choices=STAGES, required=True, help=stage)
+    preset = "a preset or a .toml file; '?' lists the presets (default: config.toml of the study, else demo)"
+    add("--preset", action=listing(described_presets), metavar="NAME", help=preset)
+    sampler = "what proposes candidates; '?' lists the samplers (default: the preset's; nsga2 for two goals)"
+    add("--sampler", action=listing(samplers), metavar="NAME", help=sampler)
+    goals = (
+        "score, or two goals: score,params; score,macs; score,latency; '?' lists them (default: score; --objective is "
+        "the old name of this option)"
     )
-    group.add_argument(
-        "--sampler",
-        action=listing(samplers),
-        metavar="NAME",
-        help="what proposes candidates; '?' lists the samplers (default: the preset's; nsga2 for two goals)",
+    add("--goals", "--objective", action=listing(lambda: GOALS), metavar="GOALS", help=goals)
+    start = "architecture that stage 2 or 3 refines (default: the previous stage's winner)"
+    add("--from", dest="start", type=Path, metavar="ARCH.json", help=start)
+    sandwich = (
+        "in stage 3, train the largest, the smallest and two random architectures in every step of the one-shot "
+        "supernet (default: one random one)"
     )
-    group.add_argument(
-        "--goals",
-        "--objective",
-        action=listing(lambda: GOALS),
-        metavar="GOALS",
-        help="score, or two goals: score,params; score,macs; score,latency; '?' lists them (default: score; "
-        "--objective is the old name of this option)",
-    )
-    group.add_argument(
-        "--from",
-        dest="start",
-        type=Path,
-        metavar="ARCH.json",
-        help="architecture that stage 2 or 3 refines (default: the previous stage's winner)",
-    )
-    group.add_argument(
-        "--sandwich",
-        action="store_true",
-        help="in stage 3, train the largest, the smallest and two random architectures in every step of the one-shot "
-        "supernet (default: one random one)",
-    )
+    add("--sandwich", action="store_true", default=None, help=sandwich)
 
 
 def _add_budget(result: Parser) -> None:
-    group = result.add_argument_group("budget")
-    group.add_argument(
-        "--trials",
-        type=int,
-        metavar="N",
-        help="candidates to evaluate in each stage, baselines included (default: the preset's)",
+    add = result.add_argument_group("budget").add_argument
+    trials = "candidates to evaluate in each stage, baselines included (default: the preset's)"
+    add("--trials", type=int, metavar="N", help=trials)
+    add("--max-params", metavar="15M", help="limit on the student's parameters, pooler and classifier included")
+    add("--max-macs", metavar="1G", help="limit on its multiply-accumulates for a sentence of 128 tokens")
+    latency = (
+        "limit on its latency, in milliseconds or relative to the teacher's latency (default: the preset's, unless "
+        "--max-params, --max-macs, --max-size or --keep is given)"
     )
-    group.add_argument(
-        "--max-params",
-        metavar="15M",
-        help="limit on the student's parameters, pooler and classifier included",
+    add("--max-latency", metavar="12ms|0.25x", help=latency)
+    size = "limit on the file of its weights, as --runtime stores them (KB, MB or GB: powers of ten)"
+    add("--max-size", metavar="10MB", help=size)
+    runtime = "in what the student will run, for its latency and size (default: torch; ONNX runs on the processor)"
+    add("--runtime", metavar="torch|onnx|onnx-int8", help=runtime)
+    add("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
+    add("--batch", type=int, metavar="N", help="sentences in a batch for latencies (default: 1)")
+    add("--tokens", type=int, metavar="N", help="tokens of a sentence for latencies (default: max_length)")
+    keep = (
+        "instead of a limit: find a small budget (of latency; with --goals score,params: of parameters) within which a "
+        "student keeps this percentage of the teacher's score, and search within it"
     )
-    group.add_argument(
-        "--max-macs", metavar="1G", help="limit on its multiply-accumulates for a sentence of 128 tokens"
-    )
-    group.add_argument(
-        "--max-latency",
-        metavar="12ms|0.25x",
-        help="limit on its latency, in milliseconds or relative to the teacher's latency (default: the preset's, "
-        "unless --max-params, --max-macs, --max-size or --keep is given)",
-    )
-    group.add_argument(
-        "--max-size",
-        metavar="10MB",
-        help="limit on the file of its weights, as --runtime stores them (KB, MB or GB: powers of ten)",
-    )
-    group.add_argument(
-        "--runtime",
-        metavar="torch|onnx|onnx-int8",
-        help="in what the student will run, for its latency and size (default: torch; ONNX runs on the processor)",
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
-    group.add_argument("--batch", type=int, metavar="N", help="sentences in a batch for latencies (default: 1)")
-    group.add_argument(
-        "--tokens", type=int, metavar="N", help="tokens of a sentence for latencies (default: max_length)"
-    )
-    group.add_argument(
-        "--keep",
-        metavar="99%",
-        help="instead of a limit: find a small budget (of latency; with --goals score,params: of parameters) within "
-        "which a student keeps this percentage of the teacher's score, and search within it",
-    )
-
-
-def _add_data(result: Parser) -> None:
-    group = result.add_argument_group("data and teacher")
-    group.add_argument("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")
-    group.add_argument(
-        "--data", metavar="DIR", help="folder of the tasks' official files (default: downloaded from the hub)"
-    )
-    group.add_argument(
-        "--tasks",
-        action=listing(tasks),
-        metavar="A,B",
-        help="tasks to search on: stages 1 and 2 use the first, stage 3 all; '?' lists the tasks",
-    )
+    add("--keep", metavar="99%", help=keep)
 
 
 def _add_running(result: Parser) -> None:
-    group = result.add_argument_group("how to run")
-    group.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the search space, the budget, the baselines, what is still to be prepared, and an estimate of the "
-        "time; train nothing",
+    """Add the options for the data, for how the search runs, and for what it writes."""
+    add = result.add_argument_group("data and teacher").add_argument
+    add("--teacher", metavar="MODEL", help="a BERT-like encoder: folder, or name on the hub")
+    add("--data", metavar="DIR", help="folder of the tasks' official files (default: downloaded from the hub)")
+    several = "tasks to search on: stages 1 and 2 use the first, stage 3 all; '?' lists the tasks"
+    add("--tasks", action=listing(tasks), metavar="A,B", help=several)
+    add = result.add_argument_group("how to run").add_argument
+    dry_run = (
+        "print the search space, the budget, the baselines, what is still to be prepared, and an estimate of the time; "
+        "train nothing"
     )
-    group.add_argument(
-        "--prepare",
-        action="store_true",
-        help="prepare the teacher, the supernet and whatever else the first stage needs, keep it in the cache, and "
-        "stop; torchrun or accelerate launch can run this in several processes",
+    add("--dry-run", action="store_true", help=dry_run)
+    prepare = (
+        "prepare the teacher, the supernet and whatever else the first stage needs, keep it in the cache, and stop; "
+        "torchrun or accelerate launch can run this in several processes"
     )
-    group.add_argument("--resume", action="store_true", help="continue an interrupted study")
-    group.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="candidates to evaluate at a time (default: one per processor, at most 2)",
-    )
-    group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
-    group.add_argument("--address", metavar="HOST:PORT", help="a running Ray cluster")
-    group.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: the preset's)")
-
-
-def _add_output(result: Parser) -> None:
+    add("--prepare", action="store_true", help=prepare)
+    add("--resume", action="store_true", help="continue an interrupted study")
+    workers = "candidates to evaluate at a time (default: one per processor, at most 2)"
+    add("--workers", type=int, metavar="N", help=workers)
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
+    add("--address", metavar="HOST:PORT", help="a running Ray cluster")
+    add("--seed", type=int, metavar="N", help="seed of everything random (default: the preset's)")
     group = result.add_argument_group("output")
     add_output_options(group, "the results")
-    group.add_argument(
-        "--study", metavar="NAME", help="name of the study and of its folder (default: the preset's name)"
-    )
-    group.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help="folder of the studies' folders (default: %(default)s)",
-    )
-    group.add_argument("--storage", metavar="URL", help="Optuna storage URL (default: study.db in the study's folder)")
+    study = "name of the study and of its folder (default: the preset's name)"
+    group.add_argument("--study", metavar="NAME", help=study)
+    out = "folder of the studies' folders (default: %(default)s)"
+    group.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help=out)
+    storage = "Optuna storage URL (default: study.db in the study's folder)"
+    group.add_argument("--storage", metavar="URL", help=storage)
 
 
 def check(options: argparse.Namespace, study: str) -> None:
@@ -259,41 +193,26 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
     """The values that the options give in place of the configuration's, by dotted path, such as `space.max_params`.
 
     Raises:
-        ConfigError: an option that must be a number is not one.
+        ConfigError: --goals does not go with --keep.
     """
-    result = {
-        "teacher": Given("--teacher", options.teacher),
-        "data": Given("--data", options.data),
-        "tasks": Given("--tasks", options.tasks and options.tasks.split(",")),
-        "goals": Given("--goals", options.goals if options.keep is None else None),
-        "seed": Given("--seed", options.seed),
-        "space.max_latency": Given("--max-latency", options.max_latency),
-        "space.max_size": Given("--max-size", options.max_size),
-        "one_shot.sandwich": Given("--sandwich", options.sandwich or None),
-    }
-    for name in ("runtime", "threads", "batch", "tokens"):
-        result[f"deployment.{name}"] = Given(f"--{name}", getattr(options, name))
-    for option, name in (("--max-params", "max_params"), ("--max-macs", "max_macs")):
-        text = getattr(options, name)
-        try:
-            result[f"space.{name}"] = Given(option, text and count(text))
-        except ValueError as error:
-            raise ConfigError(f"{option}: {error}") from None
+    limits = (f"space.max_{cost}" for cost in ("params", "macs", "latency", "size"))
+    deployment = (f"deployment.{name}" for name in ("runtime", "threads", "batch", "tokens"))
+    trials = (f"stage{stage}.trials" for stage in STAGES[options.stage])
+    result = given(options, "teacher", "data", "seed", *limits, *deployment, "one_shot.sandwich", *trials)
+    if options.tasks is not None:
+        result["tasks"] = Given("--tasks", options.tasks.split(","))
     if options.keep is not None:
         result["keep.fraction"] = Given("--keep", options.keep)
-        result["keep.cost"] = Given("--goals", cost_to_minimize(options.goals))
-    sampler = options.sampler
+        if (cost := cost_to_minimize(options.goals)) is not None:
+            result["keep.cost"] = Given("--goals", cost)
+    elif options.goals is not None:
+        result["goals"] = Given("--goals", options.goals)
     two_goals = options.keep is None and options.goals not in (None, "score")
-    if sampler is None and two_goals:
-        sampler = "nsga2"
-    # The configuration of a study with two goals is valid only if the samplers of all stages, even of those that do not
-    # run, support two goals.
-    stages_with_sampler = STAGES["all"] if two_goals else STAGES[options.stage]
-    for stage in stages_with_sampler:
-        result[f"stage{stage}.sampler"] = Given("--sampler", sampler)
-    for stage in STAGES[options.stage]:
-        result[f"stage{stage}.trials"] = Given("--trials", options.trials)
-    result = {place: given for place, given in result.items() if given.value is not None}
+    if (sampler := "nsga2" if two_goals and options.sampler is None else options.sampler) is not None:
+        # The configuration of a study with two goals is valid only if the samplers of all stages, even of those that do
+        # not run, support two goals.
+        for stage in STAGES["all"] if two_goals else STAGES[options.stage]:
+            result[f"stage{stage}.sampler"] = Given("--sampler", sampler)
     replacing = [
         f"--{name}" for name in ("max-params", "max-macs", "max-size", "keep") if vars(options)[name.replace("-", "_")]
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
 from distill.cli import several_processes
@@ -21,7 +22,7 @@ from nas.latency.measure import measure_whole
 from nas.planning import keep
 from nas.planning.budget import base_model, latencies_of, limits_of
 from nas.planning.finalists import ALLOCATED, GLOBAL, Confirmed, confirmations, finalists, lead_line, summary
-from nas.planning.stages import BEFORE, Plan, check_start, plan, sampler_of, start_of
+from nas.planning.stages import BEFORE, Enqueued, Plan, check_start, plan, sampler_of, start_of
 from nas.preparation.context import preparation_context
 from nas.preparation.data import contents_of
 from nas.preparation.prepare import entries, prepare_in
@@ -56,7 +57,7 @@ def prepare_search(search: SearchRun, progress: Progress | None = None) -> None:
     progress = progress or Progress(quiet=True)
     context = preparation_context(search.config, search.cluster.device, progress.update)
     # One process saves the teacher's outputs, when the search begins.
-    running = Search(search, prepare_in(context, outputs=not several_processes()), progress)
+    running = Search(search, prepare_in(replace(context, outputs=not several_processes())), progress)
     running.prepared(running.first())
 
 
@@ -105,12 +106,10 @@ class Search:
 
     @property
     def given(self) -> StudyConfig:
-        """The configuration as it was given."""
         return self.search.config
 
     @property
     def folder(self) -> Folder:
-        """The study's folder."""
         return self.search.folder
 
     @property
@@ -174,16 +173,10 @@ class Search:
         self.progress.update(f"stage {plan.stage}: sampler and teacher's score", None)
         sampler = sampler_of(plan, self.workspace)
         if plan.references:
-            references = ledger.open_study(self.search.url, f"{self.prefix}{REFERENCE}", goals=plan.goals)
-            self._record_teacher(references, plan, workspace)
-            ledger.requeue_unfinished(references)
-            ledger.enqueue_missing(references, plan.space, plan.references)
+            references = self._begun(REFERENCE, plan, workspace, plan.references)
             self._run("reference models", references, plan.space, workspace, rungs=plan.table.rungs)
             self.references = ledger.finished(references)
-        study = ledger.open_study(self.search.url, f"{self.prefix}{plan.study}", sampler, plan.goals)
-        self._record_teacher(study, plan, workspace)
-        ledger.requeue_unfinished(study)
-        ledger.enqueue_missing(study, plan.space, plan.enqueued)
+        study = self._begun(plan.study, plan, workspace, plan.enqueued, sampler)
         self._run(
             f"stage {plan.stage}",
             study,
@@ -330,10 +323,9 @@ class Search:
         heads = partial(head_params, num_labels=space.num_labels, head=space.head)
         limit = Limit("params", 0, layer_params, keep.UNBOUNDED, heads, embedding_params)
         if name != "params":
-            bounded = limits_of(
-                self.with_budget(keep.UNBOUNDED, 1.0), self.workspace, self.device, self.progress.update
-            )
-            limit = next(each for each in bounded if each.name == name)
+            config = self.with_budget(keep.UNBOUNDED, 1.0)
+            limits = limits_of(config, self.workspace, self.device, self.progress.update)
+            limit = next(each for each in limits if each.name == name)
         whole = base_model(self.given, space.base, space.graph)
         smallest = limit.fixed + sum(
             min(limit.cost(space.base, part) for part in options)
@@ -346,16 +338,25 @@ class Search:
             fixed = limit.fixed + limit.cost(space.base, least.head) + limit.cost(space.base, least.embedding)
         return keep.ladder(fixed, limit.total(whole), smallest)
 
-    def _record_teacher(self, study: optuna.Study, plan: Plan, workspace: AnyWorkspace) -> None:
-        """Record the teacher's score on the rows on which this stage scores its candidates, unless it scores them
-        on several tasks.
+    def _begun(
+        self,
+        name: str,
+        plan: Plan,
+        workspace: AnyWorkspace,
+        enqueued: Sequence[Enqueued],
+        sampler: BaseSampler | None = None,
+    ) -> optuna.Study:
+        """The study of this name with its first trials, and those that were interrupted, waiting. Unless the stage
+        scores its candidates on several tasks, the study has the teacher's score on the same rows.
         """
-        if len(self.given.scored_tasks(plan.stage)) > 1 or TEACHER in study.user_attrs:
-            return
-        rows = self._teacher_rows[: scored_rows(self.given, plan.table, workspace)]
-        task = self.workspace.folders.task
-        score = task.score_metric.of_contributions(rows).value
-        study.set_user_attr(TEACHER, {"task": self.workspace.config.task, "score": score})
+        study = ledger.open_study(self.search.url, f"{self.prefix}{name}", sampler, plan.goals)
+        if len(self.given.scored_tasks(plan.stage)) == 1 and TEACHER not in study.user_attrs:
+            rows = self._teacher_rows[: scored_rows(self.given, plan.table, workspace)]
+            score = self.workspace.folders.task.score_metric.of_contributions(rows).value
+            study.set_user_attr(TEACHER, {"task": self.workspace.config.task, "score": score})
+        ledger.requeue_unfinished(study)
+        ledger.enqueue_missing(study, plan.space, enqueued)
+        return study
 
     @cached_property
     def _teacher_rows(self) -> np.ndarray:

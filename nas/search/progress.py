@@ -122,7 +122,6 @@ class Progress(progress.Progress):
         self.running = Running(part, total, len(ledger.finished(study)), best_of(study), time.monotonic())
 
     def started(self, study: optuna.Study, number: int) -> None:
-        """Show that a trial has started."""
         assert self.running is not None
         self.running.trials[number] = origin_of(study, number), time.monotonic()
 
@@ -202,7 +201,6 @@ def kind(what: str) -> str:
 
 
 def origin_of(study: optuna.Study, number: int) -> str:
-    """Where the architecture of a trial comes from."""
     origin: str = study.get_trials(deepcopy=False)[number].user_attrs.get(ledger.ORIGIN, "")
     return origin
 
@@ -214,7 +212,6 @@ def best_of(study: optuna.Study) -> str:
 
 
 def result_of(trial: optuna.trial.FrozenTrial, study: optuna.Study) -> str:
-    """How a trial has ended."""
     attributes = trial.user_attrs
     if trial.state == TrialState.COMPLETE:
         compared_by = goals_of(study)[0]

@@ -43,12 +43,10 @@ class SearchRun:
 
     @property
     def folder(self) -> Folder:
-        """The study's folder."""
         return Folder(self.path)
 
     @property
     def url(self) -> str:
-        """The storage URL."""
         return self.storage or self.folder.storage
 
     def check(self) -> None:

@@ -62,7 +62,6 @@ class Parameters:
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """The distribution of every parameter by its name."""
         result: dict[str, BaseDistribution] = {}
         others = [(kind, "") for kind in (PredictionHead, Embedding)]
         for kind, prefix in [*others, *((Layer, prefix) for prefix in self._prefixes())]:
@@ -75,7 +74,6 @@ class Parameters:
         return result
 
     def values(self, architecture: Architecture) -> dict[str, int | str]:
-        """The value of every parameter for an architecture on the base of the space."""
         result: dict[str, int | str] = {}
         for prefix, part in zip((*self._prefixes(), "", ""), architecture.parts, strict=True):
             domains = self._domains(type(part))
@@ -104,7 +102,6 @@ class Parameters:
 
 
 def architecture_attributes(architecture: Architecture, space: Space) -> dict[str, Any]:
-    """The attributes of a trial that describe its architecture to people."""
     return {
         WITHIN_BUDGET: space.within_budget(architecture),
         "params": cost.params(architecture, space.num_labels, space.head),

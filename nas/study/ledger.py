@@ -225,7 +225,6 @@ def complete(study: optuna.Study, number: int, score: float, attributes: Mapping
 
 
 def fail(study: optuna.Study, number: int, reason: str) -> None:
-    """Record a trial as failed, and the reason."""
     _set(study, number, {FAILURE: reason})
     _end(study, number, TrialState.FAIL)
 
@@ -370,7 +369,6 @@ def ranked(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def architecture_of(trial: FrozenTrial) -> Architecture:
-    """The architecture that a trial evaluated."""
     return _parsed(attribute(trial, ARCHITECTURE))
 
 

@@ -36,7 +36,6 @@ class DamagedStorageError(StorageError):
 
 
 def sqlite_url(path: Path) -> str:
-    """The storage URL of a database file."""
     return URL.create("sqlite", database=str(path.resolve())).render_as_string()
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers import PreTrainedModel
 
 from distill.command.examples import batches_for_importance, open_examples
@@ -18,6 +17,7 @@ from distill.training.evaluation import expert_load
 from distill.training.kept_teacher import check_kept
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.measure import measure
+from distill.training.progress import terminal
 from distill.training.run import TEACHER, Training
 from distill.training.teacher import load_model
 from foundation.files import save_pretrained
@@ -116,5 +116,5 @@ def prune(options: argparse.Namespace) -> int:
     untouched = untouched_experts(architecture, options.part)
     part = "the head" if options.part == "head" else "feed-forward networks"
     kept = [f"only the experts of {part} are removed; the {untouched} stay"] if untouched else []
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=options.json)
+    console = terminal(stderr=options.json)
     return show(options, console, metrics, *kept)

@@ -14,8 +14,7 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.evaluation.untrained import UntrainedEvaluator
 from nas.planning.finalists import WINNER
 from nas.planning.stages import ALLOCATED, GLOBAL, UNIFORM, plan
-from nas.preparation.prepare import prepare
-from nas.preparation.untrained import prepare_untrained
+from nas.preparation.prepare import prepare, prepare_untrained
 from nas.study import ledger
 from nas.study.attributes import score_attribute
 from search_spaces import Architecture

@@ -22,7 +22,7 @@ import nas.latency.steps
 import nas.latency.torch_table
 from distill.encoders.student import ffn
 from distill.encoders.student.embedding import LowRankEmbedding
-from nas.latency.limit import parse_latency, resolve
+from nas.config.values import parse_latency
 from nas.latency.measure import latency_table, measure_whole
 from nas.latency.settings import TableSettings
 from nas.latency.table import LatencyTable
@@ -414,7 +414,7 @@ def test_whole_models_next_to_the_table(table: LatencyTable) -> None:
     ],
 )
 def test_limits(text: str, microseconds: int) -> None:
-    assert resolve(parse_latency(text), priced().teacher) == microseconds
+    assert parse_latency(text).microseconds(priced().teacher) == microseconds
 
 
 @pytest.mark.parametrize(

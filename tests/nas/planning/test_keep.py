@@ -14,7 +14,7 @@ from distill.cli import USER_ERROR
 from distill.tasks.metrics import CLASS_ACCURACY, CLASS_F1
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
-from nas.latency.limit import parse_latency
+from nas.config.values import parse_latency
 from nas.planning.finalists import Confirmation
 from nas.planning.keep import UNBOUNDED, FractionKept, fraction_kept, ladder, last_passing, with_budget
 from nas.search.command import main

@@ -27,7 +27,7 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.budget import budgeted_space
 from nas.preparation import data
 from nas.preparation.context import preparation_context
-from nas.preparation.data import TaskFolders, stored_task
+from nas.preparation.data import TaskFolders
 from nas.preparation.one_shot import prepare_one_shot, weights_file
 from nas.preparation.phases import TrainingPhase, training_phase
 from nas.preparation.prepare import prepare
@@ -323,7 +323,7 @@ def test_data_of_the_command_line(tiny_study: TinyStudy, tmp_path: Path) -> None
     given = ["--stage", "1", "--preset", str(preset), "--data", str(tmp_path / "b"), "--tasks", "conll"]
     config = load_config(str(preset), overrides(parser().parse_args(given)))
     context = preparation_context(config, "cpu")
-    assert stored_task(prepare_data(context)).labels == ("X", "Y")
+    assert TaskFolders(prepare_data(context), Path()).task.labels == ("X", "Y")
     assert context.data_key != preparation_context(load_config(str(preset)), "cpu").data_key
 
 

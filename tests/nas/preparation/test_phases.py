@@ -20,12 +20,13 @@ from nas.evaluation.trained import TrainedEvaluator
 from nas.final.training import final_phases
 from nas.planning.budget import budgeted_space
 from nas.preparation.context import preparation_context
+from nas.preparation.entries import create
 from nas.preparation.one_shot import prepare_one_shot, turns_of, weights_file
 from nas.preparation.phases import FINAL, portion, training_phase
 from nas.preparation.prepare import prepare
 from nas.preparation.supernet import new_supernet, order_inputs, supernet_path
 from nas.preparation.teacher import prepare_task
-from nas.preparation.text import prepare_texts
+from nas.preparation.text import text_entries, texts_of
 from nas.preparation.workspace import Workspace, objectives, student_base
 from search_spaces import Architecture, cost
 from search_spaces.layer import PredictionHead
@@ -153,7 +154,8 @@ def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, pr
         changes = places | {"warmup.batch_size": batch_size, "warmup.importance_batches": 4 // batch_size}
         context = preparation_context(load_config(str(protocol), changes), "cpu")
         config = context.config
-        folders = replace(prepare_task(context), texts=prepare_texts(context, ["warmup"]))
+        create(context, text_entries(context, ["warmup"]))
+        folders = replace(prepare_task(context), texts=texts_of(context, ["warmup"]))
         teacher = AutoConfig.from_pretrained(folders.teacher)
         phase = training_phase(config, "warmup", folders)
         assert phase is not None and sorted(phase.rows.lengths)[0] < sorted(phase.rows.lengths)[-1]
