@@ -9,9 +9,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_processes(
-    function: Callable[[Item], Result], items: Iterable[Item], processes: int
-) -> Iterator[Result]:
+def in_processes(function: Callable[[Item], Result], items: Iterable[Item], processes: int) -> Iterator[Result]:
     """`map` in several processes, in order. They do not import the caller's script, which need not guard its main part,
     and end a second after the last item.
     """

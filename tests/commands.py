@@ -30,7 +30,7 @@ def run(main: Callable[[list[str]], int], *words: object) -> object:
         return exit_.code
 
 
-def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int], *words: object) -> str:
     """The one line with which a command refuses its arguments."""
     capsys.readouterr()
     status = run(main, *words)
@@ -38,6 +38,9 @@ def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
     assert status == 2, message
     assert re.match(r"[\w.]+: ", message) and message.count("\n") == 1
     return message
+
+
+Refused = Callable[..., str]  # a command and its arguments -> that line
 
 
 def output_elsewhere(code: str, *arguments: object, folder: Path, absent: tuple[str, ...] = ()) -> str:

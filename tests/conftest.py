@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ import pytest
 from hypothesis import settings
 
 from tests.accelerate_state import reset_accelerate
+from tests.commands import Refused, refusal
 
 pytest_plugins = ["tests.slow_thirds", "tests.trust_counts", "pytester"]
 
@@ -62,6 +64,12 @@ def accelerator() -> "Accelerator":
     from accelerate import Accelerator
 
     return Accelerator(cpu=True, mixed_precision="no")
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """The one line with which a command refuses its arguments."""
+    return partial(refusal, capsys)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from nas.preparation.prepare import prepare
 from nas.preparation.workspace import Workspace
 from search_spaces import PUBLISHED, Architecture, cost
 from supernet import student
-from tests.commands import output_elsewhere, refused, run
+from tests.commands import Refused, output_elsewhere, run
 from tests.nas.rows import half_width, study
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
 from tests.tiny import tokenizer
@@ -167,17 +167,17 @@ def test_options_in_place_of_a_toml_file(
     assert modes == {0o066 & ~umask}
 
 
-def test_it_overwrites_nothing(final: Path, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_overwrites_nothing(final: Path, searched: Path, tmp_path: Path, refused: Refused) -> None:
     before = {path: path.stat().st_mtime_ns for path in final.rglob("*")}
-    assert f"--out {final} exists and is not empty" in refused(main, capsys, searched / "architecture.json")
+    assert f"--out {final} exists and is not empty" in refused(main, searched / "architecture.json")
     assert {path: path.stat().st_mtime_ns for path in final.rglob("*")} == before
     (tmp_path / "file").touch()
     arguments = [searched / "architecture.json", "--out"]
-    assert "is not a folder" in refused(main, capsys, *arguments, tmp_path / "file")
-    assert "ot a directory" in refused(main, capsys, *arguments, tmp_path / "file" / "final")
+    assert "is not a folder" in refused(main, *arguments, tmp_path / "file")
+    assert "ot a directory" in refused(main, *arguments, tmp_path / "file" / "final")
 
 
-def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, refused: Refused) -> None:
     given, mine = searched / "architecture.json", tmp_path / "mine.json"
     for words, message in (
         ([tmp_path / "missing.json"], "missing.json: no such file"),
@@ -187,7 +187,7 @@ def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys:
         ([given, "--batch-size", "0"], "train_final.py: --batch-size: Input should be greater than"),
         ([], "give an architecture to train, or --evaluate CHECKPOINT"),
     ):
-        assert message in refused(main, capsys, *words)
+        assert message in refused(main, *words)
     other_base = PUBLISHED["efficientbert"].to_json()
     stacked = Architecture.uniform(Architecture.load(given).base, stack=3).to_json()
     broken = json.loads(given.read_text())
@@ -200,17 +200,15 @@ def test_mistakes(tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys:
     ):
         mine.write_text(text)
         words = [mine, "--preset", tiny_study.preset, "--out", tmp_path / "final"]
-        assert message in refused(main, capsys, *words)
+        assert message in refused(main, *words)
     assert not any((tmp_path / "final").glob("*"))
 
 
-def test_training_that_diverges(
-    tiny_study: TinyStudy, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_that_diverges(tiny_study: TinyStudy, searched: Path, tmp_path: Path, refused: Refused) -> None:
     last = "learning_rate = {}\n\n[one_shot]"  # of the table [final]
     preset = tiny_study.variant(tmp_path / "hot.toml", (last.format("1e-3"), last.format("1e30")))
     arguments = [searched / "architecture.json", "--preset", preset, "--out", tmp_path / "final", "--device", "cpu"]
-    assert "final: the loss is" in refused(main, capsys, *arguments)
+    assert "final: the loss is" in refused(main, *arguments)
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ def records(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(
-    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_study: TinyStudy, tmp_path: Path, refused: Refused
 ) -> None:
     given = small(tiny_study, tmp_path / "study", "rows", pretrain=rate(110), final=rate(230))
     logs = tmp_path / "logs"
@@ -275,12 +273,12 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     }
     assert process.returncode == -signal.SIGKILL
     assert "is not empty: choose another folder; --resume continues the training in it" in refused(
-        main, capsys, *given.arguments(out)
+        main, *given.arguments(out)
     )
-    assert "with another configuration, architecture or seed" in refused(main, capsys, *again, "--seed", "1")
+    assert "with another configuration, architecture or seed" in refused(main, *again, "--seed", "1")
     other = replace(given, architecture=tmp_path / "other.json")
     Architecture.uniform(Architecture.load(given.architecture).base, expansion=Fraction(1, 4)).save(other.architecture)
-    assert "with another configuration, architecture" in refused(main, capsys, *other.arguments(out, "--resume"))
+    assert "with another configuration, architecture" in refused(main, *other.arguments(out, "--resume"))
     assert "student: pre-training" in shown
     resumed = tiny_study.run("train_final.py", *again)
     assert (resumed.returncode, resumed.stderr) == (0, "")
@@ -288,7 +286,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     assert facts == expected_facts
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
-    assert "is not empty: choose another folder\n" in refused(main, capsys, *again)
+    assert "is not empty: choose another folder\n" in refused(main, *again)
 
 
 class Killed(BaseException):
@@ -357,9 +355,7 @@ def test_models_of_other_kinds(
     assert kind != "regression" or model.config.problem_type == "regression"
 
 
-def test_experts_that_a_search_does_not_draw(
-    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_experts_that_a_search_does_not_draw(tiny_study: TinyStudy, tmp_path: Path, refused: Refused) -> None:
     given = small(tiny_study, tmp_path / "study", "rows")
     dense = Architecture.load(given.architecture)
     base = replace(dense.base, gate_scale="probability", gate_jitter=0.1, capacity_per="batch")
@@ -381,12 +377,12 @@ def test_experts_that_a_search_does_not_draw(
     assert (model.config.router_jitter_noise, model.config.capacity_per) == (0.1, "batch")
     tagging = small(tiny_study, tmp_path / "tagging", "tagging")
     architecture.save(tagging.architecture)
-    message = refused(main, capsys, *tagging.arguments(tmp_path / "never"))
+    message = refused(main, *tagging.arguments(tmp_path / "never"))
     assert "the architecture has experts in its head, which a model for token_classification cannot have" in message
 
 
 def test_minimoe_learns_relations_on_text_and_then_from_labels_alone(
-    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     """Its two steps, with "x,y experts" and the gates of the architecture, on the dimensions of the preset."""
     changes = {
@@ -428,13 +424,11 @@ def test_minimoe_learns_relations_on_text_and_then_from_labels_alone(
     wrong = small(tiny_study, tmp_path / "study", "rows", **changes)
     text = wrong.preset.read_text() + "\n[final.objective]\nrelations = 0.0\n"
     wrong.preset.write_text(text)
-    message = refused(main, capsys, *wrong.arguments(tmp_path / "never"))
+    message = refused(main, *wrong.arguments(tmp_path / "never"))
     assert "final.objective: minimoe has no setting 'relations'; did you mean 'relation'?" in message
 
 
-def test_an_assistant_teaches_on_text(
-    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_assistant_teaches_on_text(tiny_study: TinyStudy, tmp_path: Path, refused: Refused) -> None:
     """A student that has learned from the teacher takes its place in the first step, as the teacher's copy would."""
     changes = {"objective": {"name": "minilmv2", "relation_heads": 4}, "text_teacher": "raw", "pretrain": rate(3)}
     given = small(tiny_study, tmp_path / "study", "rows", **changes)
@@ -455,13 +449,13 @@ def test_an_assistant_teaches_on_text(
         (str(other), "pretrain.assistant: the vocabulary of"),
         (str(tmp_path / "missing"), "no model at"),
     ):
-        assert message in refused(main, capsys, *given.arguments(tmp_path / "never"), "--assistant", assistant)
+        assert message in refused(main, *given.arguments(tmp_path / "never"), "--assistant", assistant)
     wrong = small(tiny_study, tmp_path / "wrong", "rows", **changes | {"objective": {"name": "minilm"}})
     narrow = Architecture.load(given.architecture)
     narrow.transferred(replace(narrow.base, heads=2)).save(tmp_path / "narrow.json")
     assert student.main([str(tmp_path / "narrow.json"), *like, str(tmp_path / "narrow"), "--fresh"]) == 0
     options = [*wrong.arguments(tmp_path / "never"), "--assistant", str(tmp_path / "narrow")]
-    assert "pretrain.assistant: minilm needs equal head counts" in refused(main, capsys, *options)
+    assert "pretrain.assistant: minilm needs equal head counts" in refused(main, *options)
 
 
 def test_without_anything_to_learn_from_text(
@@ -489,7 +483,7 @@ def test_latencies_are_those_of_students_as_they_will_run(
         assert 0 < low <= row["latency_ms"] <= high
 
 
-def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, refused: Refused) -> None:
     """EfficientBERT's layers on a base with twice its layers, as in EfficientBERT++, and on a narrower one."""
     base = {"depth": 12, "width": 8, "heads": 2, "inner": 12, "embedding": 4}
     preset = study(tiny_study, tmp_path, "rows", base=base, objective={"name": "kd"}, pretrain=rate(0), final=rate(2))
@@ -497,7 +491,7 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert "stacks = [1, 2, 3, 4]" in text
     preset.write_text(text)
     given = ["efficientbert", "--preset", preset, "--out", tmp_path / "final", "--skip-base"]
-    error = refused(main, capsys, *given)
+    error = refused(main, *given)
     assert " in depth (6 instead of 12), width (540 instead of 8), " in error
     assert "add --transfer to apply the architecture's layers to the configuration's base" in error
     shutil.rmtree(tmp_path / "final")
@@ -509,11 +503,9 @@ def test_genes_on_another_base(tiny_study: TinyStudy, tmp_path: Path, capsys: py
     assert facts["models"]["student"]["params"] == cost.params(architecture, 3)
     preset.write_text(text.replace("depth = 12", "depth = 9"))
     given[4] = tmp_path / "never"
-    assert "6 layers can only be transferred to a multiple of that, not to 9" in refused(
-        main, capsys, *given, "--transfer"
-    )
-    assert "efficientbert is a published architecture: give the --preset" in refused(main, capsys, "efficientbert")
-    assert "did you mean 'efficientbert'" in refused(main, capsys, "eficientbert", "--preset", preset)
+    assert "6 layers can only be transferred to a multiple of that, not to 9" in refused(main, *given, "--transfer")
+    assert "efficientbert is a published architecture: give the --preset" in refused(main, "efficientbert")
+    assert "did you mean 'efficientbert'" in refused(main, "eficientbert", "--preset", preset)
 
 
 def untrained(tiny_study: TinyStudy, folder: Path, start: str, *outs: Path, skip_base: bool) -> Workspace:

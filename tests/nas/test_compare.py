@@ -18,7 +18,7 @@ from nas.study.contributions import decode, metric_of_rows
 from nas.study.folder import Folder
 from search_spaces import PUBLISHED, Architecture
 from search_spaces.equivalence import function_key
-from tests.commands import refused
+from tests.commands import Refused
 from tests.nas.report import synthetic
 from tests.nas.tiny_study import TinyStudy, trials_of
 
@@ -135,35 +135,33 @@ def test_metrics_of_own_rows(columns: dict[str, Any], kind: str, name: str) -> N
     assert metric_of_rows(config, np.ones((2, 6))) is TASK_TYPES[kind].metrics[name]
 
 
-def test_what_cannot_be_compared(
-    studies: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_compared(studies: tuple[Path, Path], tmp_path: Path, refused: Refused) -> None:
     one, _ = studies
     for words, message in (
         ([one], "at least two things"),
         ([one, "eficientbert"], "neither a file nor a published architecture; did you mean 'efficientbert'"),
         (["base", one, "--tokens", 65], "has 64 positions, which is less than 65"),
     ):
-        assert message in refused(main, capsys, *words)
+        assert message in refused(main, *words)
     (tmp_path / "empty").mkdir()
-    assert "neither a study's folder nor a checkpoint" in refused(main, capsys, one, tmp_path / "empty")
+    assert "neither a study's folder nor a checkpoint" in refused(main, one, tmp_path / "empty")
     (tmp_path / "empty" / "config.json").write_text("{}")
-    assert "not a checkpoint of this project" in refused(main, capsys, one, tmp_path / "empty")
+    assert "not a checkpoint of this project" in refused(main, one, tmp_path / "empty")
     another = tmp_path / "another"
     shutil.copytree(one, another)
     Folder(another).config.write_text(load_config("demo-ffn", {"tasks": ["neighbours"]}).to_toml())
-    message = refused(main, capsys, one, another)
+    message = refused(main, one, another)
     assert "the task is 'neighbours' and 'word_order'" in message and "architecture.json" in message
     (another / "architecture.json").unlink()
-    assert "none of its stages has ended" in refused(main, capsys, one, another)
+    assert "none of its stages has ended" in refused(main, one, another)
 
 
 def test_other_rows_are_refused(
-    studies: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    studies: tuple[Path, Path], tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(synthetic, "ROW_COUNT", 300)
     fewer = synthetic.write(tmp_path / "fewer", trials=6)
-    assert "were scored on different rows: 300 and 400 of them" in refused(main, capsys, studies[0], fewer)
+    assert "were scored on different rows: 300 and 400 of them" in refused(main, studies[0], fewer)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from nas.inspect import main
 from nas.report.architecture import describe
 from search_spaces import PUBLISHED, Architecture, Base, Embedding, Experts, cost
 from search_spaces.formula import layers_latex
-from tests.commands import refused
+from tests.commands import Refused
 
 COSTS = {
     *("params", "params_active", "params_encoder", "params_effective", "params_minimoe", "params_published"),
@@ -156,8 +156,8 @@ def test_latex(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "required: ARCH"),
     ],
 )
-def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in refused(main, capsys, *arguments)
+def test_mistakes(arguments: list[str], message: str, refused: Refused) -> None:
+    assert message in refused(main, *arguments)
 
 
 def test_as_a_program(tmp_path: Path) -> None:
@@ -180,19 +180,17 @@ def test_as_a_program(tmp_path: Path) -> None:
         ({"stack": 10**9}, "layers[0].ffn.stack: "),
     ],
 )
-def test_hostile_files(
-    changes: dict[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_files(changes: dict[str, object], message: str, tmp_path: Path, refused: Refused) -> None:
     layer = {"graph": "project(gelu(expand(x)))", "stack": 1, "expansion": "1/2"} | changes
     base = {"depth": 1, "width": 16, "heads": 4, "inner": 32}
     path = tmp_path / "hostile.json"
     path.write_text(json.dumps({"version": 2, "base": base, "layers": [{"ffn": layer}]}))
-    error = refused(main, capsys, path)
+    error = refused(main, path)
     assert f"{path}: " in error and message in error
     assert len(error) < 500
 
 
-def test_studies(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_studies(copied: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
     """A study's folder is its latest winner; best.json is the winner of its stage."""
     common = ["--json", "--tokens", "16"]
     shown = []
@@ -206,7 +204,7 @@ def test_studies(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (copied, "until then: python -m nas.pick"),
         (copied / "stage-1" / "best.json", "is not the best.json of a stage"),
     ):
-        assert message in refused(main, capsys, place)
+        assert message in refused(main, place)
 
 
 def test_the_default_fits_a_base_of_few_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from nas.study.folder import Folder
 from nas.study.names import existing_studies
 from search_spaces import FFN, Architecture, Base, Space, cost
 from search_spaces.graph import GELU
-from tests.commands import refused
+from tests.commands import Refused
 from tests.nas.tiny_study import TinyStudy, trials_of
 
 BASE = Base(depth=2, width=24, heads=4, inner=48, vocabulary=50, positions=20)
@@ -105,7 +105,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
     folder = folder_of(tmp_path, {0: 0.5, 1: 0.6, 5: 0.55, 10: 0.8}, ("score",))
     assert picked(folder) == ARCHITECTURES[10]
     assert "the best of 4 so far" in capsys.readouterr().out
@@ -126,11 +126,11 @@ def test_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--trial", "4"], "has trials 0 to 3, not 4"),
         (["--trial", "1", *macs], "--trial names the trial: leave out --max-macs"),
     ):
-        assert message in refused(main, capsys, folder, *options)
+        assert message in refused(main, folder, *options)
     assert not (folder / "picked.json").exists()
 
 
-def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
     """Fidelities are not scores: the share is of the task's metric, which here is lower by 0.1."""
     teacher = {"task": "word_order", "score": 0.8}
     folder = folder_of(tmp_path, {0: 0.7, 1: 0.86, 5: 0.85, 10: 0.9}, ("fidelity",), **{TEACHER: teacher})
@@ -139,11 +139,9 @@ def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "the lowest params of those that keep 95.0% of the teacher's score" in printed
     assert "fidelity 0.8600 ± 0.0100; score 0.7600; teacher 0.8000" in printed
     assert picked(folder, "--keep", "0.99") == ARCHITECTURES[10]
-    message = refused(main, capsys, folder, "--keep", "100%", "--max-params", str(PARAMS[5]))
+    message = refused(main, folder, "--keep", "100%", "--max-params", str(PARAMS[5]))
     assert "no trial keeps 100.0% of the teacher's score 0.8000; the best keeps 95.0%" in message
-    assert "--keep: must be a fraction above 0 and at most 1, such as 99%" in refused(
-        main, capsys, folder, "--keep", "most"
-    )
+    assert "--keep: must be a fraction above 0 and at most 1, such as 99%" in refused(main, folder, "--keep", "most")
 
 
 @pytest.mark.parametrize(("name", "expected"), [("params", 1), ("macs", 10)])
@@ -154,20 +152,20 @@ def test_the_cost_that_the_search_minimised(name: str, expected: int, tmp_path: 
     assert picked(folder, "--keep", "99%") == ARCHITECTURES[expected]
 
 
-def test_teachers_without_a_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_teachers_without_a_score(tmp_path: Path, refused: Refused) -> None:
     """Such as Matthews's correlation of a teacher that learned nothing."""
     folder = folder_of(tmp_path, {0: 0.5}, ("score",), **{TEACHER: {"task": "t", "score": 0.0}})
     assert picked(folder) == ARCHITECTURES[0]
     message = "the teacher's score is 0.0000, of which no fraction can be kept"
-    assert message in refused(main, capsys, folder, "--keep", "90%")
+    assert message in refused(main, folder, "--keep", "90%")
 
 
-def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not a study's folder" in refused(main, capsys, tmp_path)
+def test_what_cannot_be_picked(tmp_path: Path, refused: Refused) -> None:
+    assert "is not a study's folder" in refused(main, tmp_path)
     folder = folder_of(tmp_path, {}, ("score",))
-    assert "has no trial with a score yet" in refused(main, capsys, folder)
-    assert "has the stages '1', not '2'" in refused(main, capsys, folder, "--stage", "2")
-    assert "stage-1 has no trials yet" in refused(main, capsys, folder, "--stage", "1", "--trial", "0")
+    assert "has no trial with a score yet" in refused(main, folder)
+    assert "has the stages '1', not '2'" in refused(main, folder, "--stage", "2")
+    assert "stage-1 has no trials yet" in refused(main, folder, "--stage", "1", "--trial", "0")
     study = ledger.open_study(Folder(folder).storage, "s/stage-1")
     for number in (0, 5):
         ledger.enqueue(study, SPACE, ARCHITECTURES[number], "random")
@@ -180,14 +178,14 @@ def test_what_cannot_be_picked(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--trial", "1"], "no score (pruned: among the lowest scores"),
         ([], "stage-1 has no trial with a score within its budget yet"),
     ):
-        assert message in refused(main, capsys, folder, "--stage", "1", *options)
+        assert message in refused(main, folder, "--stage", "1", *options)
     other = folder_of(tmp_path / "other", {0: 0.5}, ("score",))
-    assert "--out: " in refused(main, capsys, other, "--out", folder / "study.db" / "a.json")
+    assert "--out: " in refused(main, other, "--out", folder / "study.db" / "a.json")
     (folder / "study.db").rename(folder / "renamed.db")
     ledger.open_study(Folder(folder).storage, "mine")
-    assert "study.db: there is no study s/stage-1, nor of another stage" in refused(main, capsys, folder)
+    assert "study.db: there is no study s/stage-1, nor of another stage" in refused(main, folder)
     (folder / "study.db").unlink()
-    assert "has no study.db: if the study was searched with --storage" in refused(main, capsys, folder)
+    assert "has no study.db: if the study was searched with --storage" in refused(main, folder)
 
 
 def test_a_finished_search(

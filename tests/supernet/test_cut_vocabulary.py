@@ -31,7 +31,7 @@ from search_spaces import FFN, GELU, Architecture, Experts
 from supernet.build import base_of_teacher
 from supernet.cut_vocabulary import main
 from supernet.student import main as student
-from tests.commands import output_elsewhere, refused
+from tests.commands import Refused, output_elsewhere
 from tests.supernet.files import CLASSES
 from tests.supernet.tokenizers_of import byte_level, sentences, word_pieces
 from tests.tiny import SIZES, shaken
@@ -92,7 +92,7 @@ def test_a_teacher(cls: Any, tokenizer: Callable[[], Any], tmp_path: Path, capsy
     assert cut["accuracy"]["difference"]["to"] == "whole"
 
 
-def test_fewer_tokens_than_occur(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_tokens_than_occur(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
     checkpoint, rows = saved(BertForSequenceClassification, tmp_path / "teacher"), rows_in(tmp_path)
     command = [str(checkpoint), *rows, *SMALL, "--json"]
     assert main([*command, "--out", str(tmp_path / "all")]) == 0
@@ -101,11 +101,11 @@ def test_fewer_tokens_than_occur(tmp_path: Path, capsys: pytest.CaptureFixture[s
     report = json.loads(capsys.readouterr().out)
     assert report["models"]["cut"]["pieces"] == used["pieces"] - 40 and report["spelled_otherwise"]["train"] > 0
     assert report["models"]["cut"]["tokens_per_row"] > used["tokens_per_row"]
-    message = refused(main, capsys, *command, "--out", tmp_path / "few", "--vocab-size", 10)
+    message = refused(main, *command, "--out", tmp_path / "few", "--vocab-size", 10)
     assert "supernet.cut_vocabulary: --vocab-size 10: special tokens" in message and not (tmp_path / "few").exists()
 
 
-def test_text_and_a_masked_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_a_masked_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
     """Whole paragraphs count, of whatever length; there is no score."""
     checkpoint, out = saved(BertForMaskedLM, tmp_path / "mlm"), tmp_path / "cut"
     (tmp_path / "text.txt").write_text(" ".join(ALL[:60]) + "\n" + ALL[60])
@@ -120,7 +120,7 @@ def test_text_and_a_masked_language_model(tmp_path: Path, capsys: pytest.Capture
         torch.testing.assert_close(logits[0][..., kept], logits[1])
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n")
-    message = refused(main, capsys, checkpoint, "--corpus", empty, "--out", tmp_path / "no")
+    message = refused(main, checkpoint, "--corpus", empty, "--out", tmp_path / "no")
     assert message == f"supernet.cut_vocabulary: {empty}: no text\n"
 
 
@@ -167,31 +167,31 @@ def test_a_cut_student_learns_from_its_teacher_with_the_same_tokens(tmp_path: Pa
     assert json.loads((tmp_path / "trained" / "config.json").read_text())["vocab_size"] == count
 
 
-def test_the_head_is_that_of_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_head_is_that_of_the_rows(tmp_path: Path, refused: Refused) -> None:
     three = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
     checkpoint = saved(BertForSequenceClassification, tmp_path / "three", **three)
     (tmp_path / "CoLA").mkdir()
     for name in ("train", "dev"):
         lines = [f"x\t{number % 2}\t\t{row}" for number, row in enumerate(ALL[:9])]
         (tmp_path / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-    message = refused(main, capsys, checkpoint, "--task", "cola", "--data", tmp_path, "--out", tmp_path / "out")
+    message = refused(main, checkpoint, "--task", "cola", "--data", tmp_path, "--out", tmp_path / "out")
     assert "has a head for 3 classes (a, b, c); the task has 2: " in message
 
 
-def test_bad_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_checkpoints(tmp_path: Path, refused: Refused) -> None:
     rows = [*rows_in(tmp_path), "--out", tmp_path / "out"]
     pretraining = saved(BertForPreTraining, tmp_path / "pretraining")
-    message = refused(main, capsys, pretraining, *rows)
+    message = refused(main, pretraining, *rows)
     assert "is a BertForPreTraining; save it as one of ...Model, ...ForSequenceClassification, " in message
     without = saved(BertModel, tmp_path / "without")
     for file in without.glob("tokenizer*"):
         file.unlink()
-    assert "has no tokenizer" in refused(main, capsys, without, *rows)
+    assert "has no tokenizer" in refused(main, without, *rows)
     padding = saved(BertModel, tmp_path / "padding", eos_token_id=401)
     expected = "config.json: eos_token_id is 401, which is not an id of the tokenizer: correct it, or set it to null"
-    assert expected in refused(main, capsys, padding, *rows)
+    assert expected in refused(main, padding, *rows)
     small = saved(BertModel, tmp_path / "small", vocab_size=len(word_pieces()) - 1)
-    assert "give the model its own tokenizer" in refused(main, capsys, small, *rows)
+    assert "give the model its own tokenizer" in refused(main, small, *rows)
     assert not (tmp_path / "out").exists()
 
 
@@ -210,10 +210,10 @@ def test_bad_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--task", "word_order", "--out", "{}/new", "--max-length", "3"], "--max-length: must be at least 8, not 3"),
     ],
 )
-def test_mistakes(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(words: list[str], message: str, tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "one").write_text("")
-    assert message in refused(main, capsys, "x", *(word.format(tmp_path) for word in words))
+    assert message in refused(main, "x", *(word.format(tmp_path) for word in words))
 
 
 def test_a_checkpoint_is_loaded_as_it_is(tmp_path: Path) -> None:

@@ -112,12 +112,12 @@ def test_a_capacity_is_refused_for_whatever_routes_sentences() -> None:
 
 @pytest.mark.usefixtures("added")
 def test_what_a_checkpoint_would_lack_is_refused_at_export(tmp_path: Path) -> None:
-    cases = {
-        "layer 0 has the operation 'square', which was added at run time": squared(),
-        "layer 0 has the router 'first_token_gate', which was added at run time": routed("first_token_gate"),
-        "layer 0 has the router 'modulo', which was added at run time": routed("modulo"),
-    }
-    for message, architecture in cases.items():
+    for what, architecture in (
+        ("operation 'square'", squared()),
+        ("router 'first_token_gate'", routed("first_token_gate")),
+        ("router 'modulo'", routed("modulo")),
+    ):
+        message = f"layer 0 has the {what}, which was added at run time"
         with pytest.raises(ValueError, match=message):
             build(architecture).save_pretrained(tmp_path / "model")
         with pytest.raises(ExportError, match=message):

@@ -107,14 +107,16 @@ def candidates(models: Sequence[Any], accelerator: Accelerator, layers: Sequence
         scores = neuron_importance(supernet, [tags], summed_loss)
         supernet.load_state_dict(sort_channels(supernet.state_dict(), scores, supernet.config))
         base, _ = base_of_teacher(teacher.config)
-        architecture = Architecture.of_ffns(base, tuple(layers))
+        architecture = Architecture.of_ffns(base, tuple(layers)).with_heads(HEADS)
         weights = inherit(supernet.state_dict(), architecture)
         student = build(architecture, task_type_of(teacher), template=teacher.config, weights=weights)
-        compensate(student, calibrate(supernet, [sentences(8, seed=2), sentences(8, seed=3)], accelerator), accelerator)
+        seen = [sentences(8, seed=2), sentences(8, seed=3)]
+        compensate(student, calibrate(supernet, seen, accelerator, attentions=True), accelerator)
         result.append(student)
     return result
 
 
+HEADS = (2, 0, 4)
 LAYERS = [
     [FFN(FFNGraph.parse(text), expansion=HALF) for text in GRAPHS],
     [FFN(expansion=HALF), FFN(stack=0), FFN(expansion=Fraction(1, 4))],

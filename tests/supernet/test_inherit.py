@@ -130,14 +130,24 @@ def test_a_gate_that_the_supernet_lacks_is_the_constant_one(expansion: Fraction)
     assert all(torch.equal(tensor, inherited[GEGLU][name]) for name, tensor in inherited[GELU].items())
 
 
-def test_too_small_supernets() -> None:
-    weights = supernet().state_dict()
-    with pytest.raises(ValueError, match=r"layers\[0\]\.ffn\.stack is 4; the supernet has 3 blocks there"):
-        inherit(weights, Architecture.uniform(BASE, stack=4))
-    with pytest.raises(ValueError, match=r"ffn\.0\.expand\.weight has 48 channels; the architecture needs 49"):
-        inherit(weights, Architecture.uniform(replace(BASE, inner=49)))
-    with pytest.raises(ValueError, match="the supernet has a layer 2; the architecture has 2 layers"):
-        inherit(weights, Architecture.uniform(replace(BASE, depth=2)))
+@pytest.mark.parametrize(
+    ("base", "genes", "message"),
+    [
+        ({}, {"stack": 4}, r"layers\[0\]\.ffn\.stack is 4; the supernet has 3 blocks there"),
+        ({"inner": 49}, {}, r"ffn\.0\.expand\.weight has 48 channels; the architecture needs 49"),
+        ({"depth": 2}, {}, "the supernet has a layer 2; the architecture has 2 layers"),
+        ({"inner": 96}, {"experts": Experts(4)}, r"expand\.weight has 48 channels; the architecture needs 96"),
+        (
+            {},
+            {"experts": Experts(4, routing="balanced_hash")},
+            "shares out the tokens of training data: it needs their",
+        ),
+    ],
+)
+def test_too_small_supernets(base: dict[str, int], genes: dict[str, Any], message: str) -> None:
+    genes = genes | ({"expansion": Fraction(1, 4)} if "experts" in genes else {})
+    with pytest.raises(ValueError, match=message):
+        inherit(supernet().state_dict(), Architecture.uniform(replace(BASE, **base), **genes))
 
 
 FREQUENCIES = torch.arange(50) % 7
@@ -294,16 +304,6 @@ def test_a_mixture_is_no_supernet() -> None:
         several = Architecture.uniform(BASE, experts=experts, attention_experts=attention_experts, **small)
         with pytest.raises(ValueError, match=rf"the supernet must be dense: .*\.layer\.0\.{name}"):
             inherit(build(several).state_dict(), several)
-
-
-def test_experts_that_lack_channels_or_frequencies() -> None:
-    weights = supernet().state_dict()
-    wider = replace(BASE, inner=96)
-    with pytest.raises(ValueError, match=r"ffn\.0\.expand\.weight has 48 channels; the architecture needs 96"):
-        inherit(weights, Architecture.uniform(wider, expansion=Fraction(1, 4), experts=Experts(4)))
-    balanced = Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=Experts(4, routing="balanced_hash"))
-    with pytest.raises(ValueError, match="balanced_hash shares out the tokens of training data: it needs their freq"):
-        inherit(weights, balanced)
 
 
 def test_only_routers_and_heads_depend_on_the_seed() -> None:

@@ -151,8 +151,21 @@ def test_a_pass_leaves_the_supernet_whole() -> None:
     assert shared.state_dict().keys() == before.keys()
 
 
+def test_a_slice_drops_out_in_training_alone() -> None:
+    shared = supernet()
+    shared.activate(SMALLEST, "first")
+    for mode in (False, True, False):
+        one, other = (shared.train(mode)(**inputs(batch())).logits for _ in range(2))
+        assert torch.equal(one, other) != mode
+
+
 def trained(
-    accelerator: Accelerator, steps: int, shared: OneShotSupernet | None = None, freeze: bool = False, **options: object
+    accelerator: Accelerator,
+    steps: int,
+    shared: OneShotSupernet | None = None,
+    freeze: bool = False,
+    accumulated: int = 1,
+    **options: object,
 ) -> tuple[OneShotSupernet, list[float]]:
     shared = shared or supernet()
     teachers = {
@@ -170,7 +183,7 @@ def trained(
         interleaved(dict.fromkeys(TASKS, -(-steps // len(TASKS))), 0)[:steps],
         {task: batches(0) for task in TASKS},
         objective,
-        Recipe(steps=steps, learning_rate=6e-3, freeze_embeddings=freeze),
+        Recipe(steps=steps, learning_rate=6e-3, freeze_embeddings=freeze, gradient_accumulation_steps=accumulated),
         teachers=teachers,
         accelerator=accelerator,
         **options,  # type: ignore[arg-type]
@@ -222,6 +235,12 @@ def test_every_step_draws_inside_the_budget_and_tasks_take_turns(accelerator: Ac
         trained(accelerator, 20, space=tight)
         drawn = list(recorded)
         recorded.clear()
+        trained(accelerator, 4, space=tight, seed=1)
+        of_another_seed = list(recorded)
+        recorded.clear()
+        trained(accelerator, 2, space=tight, accumulated=2)
+        twice = [architecture for architecture, _ in recorded]
+        recorded.clear()
         trained(accelerator, 4, space=tight, fixed=(LARGEST, SMALLEST), drawn=DRAWN_IN_SANDWICH)
         sandwich = list(recorded)
         recorded.clear()
@@ -233,6 +252,8 @@ def test_every_step_draws_inside_the_budget_and_tasks_take_turns(accelerator: Ac
     assert len({architecture for architecture, _ in drawn}) > 5
     for place in range(0, 20, 2):
         assert {task for _, task in drawn[place : place + 2]} == set(TASKS)
+    assert [architecture for architecture, _ in of_another_seed] != [architecture for architecture, _ in drawn[:4]]
+    assert twice == [architecture for architecture, _ in drawn[:2] for _ in range(2)]
     # The sandwich: largest, smallest and two drawn ones on one batch of one task.
     for place in range(0, len(sandwich), 2 + DRAWN_IN_SANDWICH):
         step = sandwich[place : place + 2 + DRAWN_IN_SANDWICH]
@@ -312,15 +333,22 @@ def test_an_attention_with_fewer_experts_has_the_first_ones(counts: tuple[int, .
 
 
 def test_tables_and_gates_depend_on_the_seed() -> None:
-    architecture = LARGEST.with_ffns((replace(GENES, experts=EXPERTS[1]),) * 3)
+    balanced = Experts(4, Fraction(1, 2), "balanced_hash")
+    architecture = LARGEST.with_ffns([replace(GENES, experts=experts) for experts in (*2 * EXPERTS[1:2], balanced)])
+    frequencies = torch.arange(BASE.vocabulary)
     largest = LARGEST.with_ffns(LARGEST.ffns[:1] * 3)
     recorded: dict[int, tuple[Tensor, Tensor]] = {}
     for seed in (0, 3):
         model = build(largest, num_labels=3, template=bert(num_hidden_layers=3).config)
-        shared = OneShotSupernet(model, {"first": nn.Linear(BASE.width, 3)}, EXPERTS, seed=seed)
+        heads = {"first": nn.Linear(BASE.width, 3)}
+        assert not OneShotSupernet(model, heads, (EXPERTS[1], balanced)).gates  # no gate is learned
+        shared = OneShotSupernet(model, heads, EXPERTS, frequencies, seed=seed)
+        assert len({gate.sum().item() for gate in shared.gates.values()}) == 3 * 2  # one for each block
         shared.activate(architecture, "first")
         state = shared.state()
         table = routing_table(EXPERTS[1], BASE.vocabulary, layer=1, seed=seed)
         assert torch.equal(state["bert.encoder.layer.1.router.table"], table)
+        by_frequency = routing_table(balanced, BASE.vocabulary, 2, frequencies, seed)
+        assert torch.equal(state["bert.encoder.layer.2.router.table"], by_frequency)
         recorded[seed] = table, shared.gates["bert/encoder/layer/1/ffn/0/router/weight"]
     assert not any(torch.equal(one, other) for one, other in zip(*recorded.values(), strict=True))

@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from search_spaces import FFN, GELU, Architecture, Attention, Experts, Layer
 from supernet.build import base_of_teacher
 from supernet.student import main
+from tests.commands import Refused
 from tests.supernet import files
 from tests.tiny import batch, bert, inputs
 
@@ -81,30 +82,21 @@ def test_fresh_weights(checkpoint: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_built(
-    changes: dict[str, int],
-    genes: FFN,
-    reason: str,
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, int], genes: FFN, reason: str, checkpoint: Path, tmp_path: Path, refused: Refused
 ) -> None:
     base = replace(OWN, **changes)
     name = saved(Architecture.of_ffns(base, (genes,) * base.depth), tmp_path)
-    assert main([name, "--like", str(checkpoint), "--out", str(tmp_path / "student")]) == 2
+    assert re.search(reason, refused(main, name, "--like", checkpoint, "--out", tmp_path / "student"))
     assert not (tmp_path / "student").exists()
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    assert re.search(reason, error), error
 
 
 @pytest.mark.parametrize("missing", ["architecture", "checkpoint", "room"])
-def test_what_is_not_there(missing: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there(missing: str, checkpoint: Path, tmp_path: Path, refused: Refused) -> None:
     name = "nope" if missing == "architecture" else saved(Architecture.uniform(OWN), tmp_path)
     like = str(tmp_path / "nowhere" if missing == "checkpoint" else checkpoint)
     out = tmp_path if missing == "room" else tmp_path / "student"
-    assert main([name, "--like", like, "--out", str(out)]) == 2
     reasons = {"architecture": "neither a file nor", "checkpoint": "no model at", "room": "is not empty"}
-    assert reasons[missing] in capsys.readouterr().err
+    assert reasons[missing] in refused(main, name, "--like", like, "--out", out)
 
 
 @torch.no_grad()
@@ -133,16 +125,11 @@ def test_a_student_of_a_student(checkpoint: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(*(model(**inputs(batch())).logits for model in models))
 
 
-def test_a_student_has_fewer_channels_than_wanted(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_student_has_fewer_channels_than_wanted(checkpoint: Path, tmp_path: Path, refused: Refused) -> None:
     half = Architecture.uniform(OWN, expansion=Fraction(1, 2))
     assert main([saved(half, tmp_path), "--like", str(checkpoint), "--out", str(tmp_path / "half")]) == 0
     wide = saved(Architecture.uniform(OWN), tmp_path)
-    capsys.readouterr()
-    assert main([wide, "--like", str(tmp_path / "half"), "--out", str(tmp_path / "wide")]) == 2
-    error = capsys.readouterr().err
-    assert "channels; the architecture needs" in error and error.count("\n") == 1
+    words = [wide, "--like", tmp_path / "half", "--out", tmp_path / "wide"]
+    assert "channels; the architecture needs" in refused(main, *words)
     (tmp_path / "half" / "architecture.json").unlink()
-    assert main([wide, "--like", str(tmp_path / "half"), "--out", str(tmp_path / "wide")]) == 2
-    assert "there is no architecture.json" in capsys.readouterr().err
+    assert "there is no architecture.json" in refused(main, *words)

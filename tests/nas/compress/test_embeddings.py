@@ -23,6 +23,7 @@ from nas.export.command import main as export
 from nas.onnx.model import OnnxModel
 from search_spaces import Architecture, cost
 from tests import requirements
+from tests.commands import Refused, run
 from tests.nas.tiny_study import TinyStudy, corpus
 from tests.sentences import save_sentence_encoder
 from tests.tiny import inputs
@@ -48,8 +49,7 @@ def student(shared_study: TinyStudy, teacher: Path) -> Path:
     words = ["--embeddings", texts, "--retrieval", pairs, "--max-params", "12000", "--max-length", "24"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-        given = [teacher, *words, "--steps", "20", "--device", "cpu", "--quiet", "--out", out]
-        assert main([str(word) for word in given]) == 0
+        assert run(main, teacher, *words, "--steps", "20", "--device", "cpu", "--quiet", "--out", out) == 0
     return out
 
 
@@ -112,6 +112,9 @@ def test_texts_in_memory(tmp_path: Path) -> None:
         texts_of(rows, "embeddings", "sentence")
     with pytest.raises(RowsError, match="unlabeled: 1 different texts are too few; at least 10 are needed"):
         texts_of(["a", "a ", ""], "unlabeled", "text")
+    (tmp_path / "few").write_text("\none\n\ntwo\n\none")
+    with pytest.raises(RowsError, match="few: 2 different lines of text are too few; at least 10 are needed"):
+        texts_of(tmp_path / "few", "unlabeled", "text")
 
 
 @pytest.mark.parametrize(
@@ -154,25 +157,18 @@ def test_retrieval_as_it_is_used(teacher: Path, student: Path) -> None:
     assert metrics["retrieval"]["teacher"]["recall@10"]["value"] == pytest.approx(np.mean(recalls), abs=0.02)
 
 
-def test_an_ordinary_checkpoint(teacher: Path, student: Path, tmp_path: Path) -> None:
+def test_an_ordinary_checkpoint(student: Path, tmp_path: Path) -> None:
     """It needs no code, and computes the same vectors; so does ONNX, which pools itself."""
     requirements.module("onnxruntime", "onnx")
     out = tmp_path / "ordinary"
-    words = ["--out", out, "--as", "bert", "--onnx", "--skip-latency", "--quiet"]
-    assert export([str(word) for word in [student, *words]]) == 0
-    made = encoder(out)
-    expected = made.encode(HELD_OUT, convert_to_tensor=True)
-    torch.testing.assert_close(
-        expected,
-        encoder(student, trust_remote_code=True).encode(HELD_OUT, convert_to_tensor=True),
-        atol=1e-4,
-        rtol=1e-3,
-    )
+    assert run(export, student, "--out", out, "--as", "bert", "--onnx", "--skip-latency", "--quiet") == 0
+    made, own = encoder(out), encoder(student, trust_remote_code=True)
+    expected = made.encode(HELD_OUT)
+    np.testing.assert_allclose(own.encode(HELD_OUT), expected, atol=1e-4, rtol=1e-3)
     given = inputs(made.tokenizer(HELD_OUT, return_tensors="pt", padding=True))
-    (vectors,) = OnnxModel(out / "onnx" / "model.onnx").run(
-        {"token_type_ids": torch.zeros_like(given["input_ids"]), **given}
-    )
-    torch.testing.assert_close(vectors, expected, atol=1e-4, rtol=1e-3)
+    given = {"token_type_ids": torch.zeros_like(given["input_ids"]), **given}
+    (vectors,) = OnnxModel(out / "onnx" / "model.onnx").run(given)
+    np.testing.assert_allclose(vectors, expected, atol=1e-4, rtol=1e-3)
 
 
 def test_a_student_is_a_teacher(student: Path) -> None:
@@ -180,24 +176,8 @@ def test_a_student_is_a_teacher(student: Path) -> None:
     assert model.config.sentence_pooling == {"mode": "mean", "normalize": True}
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--retrieval", "x"], "--retrieval is measured with vectors or scores: give --embeddings FILE or"),
-        (["--embeddings", "x", "--unlabeled", "x"], "--embeddings cannot be combined with --unlabeled"),
-        (["--embeddings", "x", "--task", "sst2"], "--embeddings cannot be combined with --task or --train"),
-        (["--embeddings", "nothing.txt"], "nothing.txt: No such file or directory"),
-    ],
-)
-def test_mistakes(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["all-MiniLM-L6-v2", "--out", str(tmp_path / "out"), *words]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_model_that_is_no_sentence_encoder(
-    shared_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_no_sentence_encoder(shared_study: TinyStudy, tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "texts").write_text("\n".join(TEXTS))
     words = ["--embeddings", tmp_path / "texts", "--max-params", "12000", "--max-length", "24", "--device", "cpu"]
-    assert main([str(word) for word in [shared_study.teacher, "--out", tmp_path / "out", *words]]) == 2
-    assert "is no sentence encoder: it has no modules.json" in capsys.readouterr().err
+    said = refused(main, shared_study.teacher, "--out", tmp_path / "out", *words)
+    assert "is no sentence encoder: it has no modules.json" in said

@@ -17,6 +17,7 @@ from distill.python import distil
 from nas.compress.command import main
 from nas.compress.python import Compressed, compress_model
 from nas.compress.rows import predicted_labels
+from tests.commands import Refused
 from tests.nas.rows import sentences, table, words
 from tests.nas.tiny_study import TinyStudy
 
@@ -81,17 +82,14 @@ def test_it_teaches_without_labels(teacher: Path, tmp_path: Path) -> None:
     assert metrics["models"]["teacher"]["f1_micro"]["value"] > 0.9
 
 
-def test_a_teacher_of_single_classes(teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_teacher_of_single_classes(teacher: Path, tmp_path: Path, refused: Refused) -> None:
     """A teacher of any number of classes is refused on rows with one class each."""
-    files = table(tmp_path)
-    given = ["--train", files["train"], "--dev", files["dev"], "--text", "one", "--label", "letters"]
-    (tmp_path / "one.tsv").write_text("one\tletters\n" + "ba do .\tb\ndo fi .\td\n" * 20)
-    given[1] = given[3] = str(tmp_path / "one.tsv")
-    (tmp_path / "two.tsv").write_text((tmp_path / "one.tsv").read_text())
-    given[3] = str(tmp_path / "two.tsv")
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text("one\tletters\n" + "ba do .\tb\ndo fi .\td\n" * 20)
+    given = ["--train", tmp_path / "train.tsv", "--dev", tmp_path / "dev.tsv", "--text", "one", "--label", "letters"]
     options = ["--max-params", "9000", "--max-length", "24", "--device", "cpu", "--quiet", "--out", tmp_path / "out"]
-    assert main([str(word) for word in [teacher, *given, *options]]) == 2
-    assert "was trained for multi label classification; the task is classification" in capsys.readouterr().err
+    said = refused(main, teacher, *given, *options)
+    assert "was trained for multi label classification; the task is classification" in said
 
 
 def test_distil(teacher: Path, tmp_path: Path) -> None:
@@ -120,17 +118,12 @@ def test_distil(teacher: Path, tmp_path: Path) -> None:
         (["--class-weights", "c=2", "--multi-label"], "class weights: 'c' is not one of the classes b, d"),
     ],
 )
-def test_mistakes(
-    options: list[str], said: str, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes(options: list[str], said: str, teacher: Path, tmp_path: Path, refused: Refused) -> None:
     files = table(tmp_path)
     given = ["--train", files["train"], "--dev", files["dev"], "--text", "one", "--label", "letters", "--device", "cpu"]
     for command, more in ((main, [str(teacher)]), (distil_main, ["--student", "first:1", "--teacher", str(teacher)])):
-        try:
-            status = command([*given, *more, "--max-length", "24", *options, "--out", str(tmp_path / "out")])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        assert status == 2 and said in capsys.readouterr().err
+        words = [*given, *more, "--max-length", "24", *options, "--out", tmp_path / "out"]
+        assert said in refused(command, *words)
 
 
 def test_mistakes_in_python(teacher: Path) -> None:

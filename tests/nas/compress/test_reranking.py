@@ -22,6 +22,7 @@ from nas.export.command import main as export
 from nas.onnx.model import OnnxModel
 from nas.preparation.prepare import prepare
 from tests import requirements
+from tests.commands import Refused, run
 from tests.nas.tiny_study import TinyStudy, corpus, uniform
 from tests.sentences import save_reranker
 from tests.tiny import inputs
@@ -64,8 +65,8 @@ def student(shared_study: TinyStudy, teacher: Path) -> Path:
     out, pairs = teacher.with_name("student"), write(teacher.with_name("pairs.jsonl"), ROWS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-        words = [teacher, "--reranking", pairs, "--retrieval", pairs, *LIMITS, "--steps", "30", "--out", out]
-        assert main([str(word) for word in words]) == 0
+        words = ["--reranking", pairs, "--retrieval", pairs, *LIMITS, "--steps", "30", "--out", out]
+        assert run(main, teacher, *words) == 0
     return out
 
 
@@ -105,23 +106,17 @@ def test_an_ordinary_checkpoint(student: Path, tmp_path: Path) -> None:
     """It needs no code, and has the same scores; so does ONNX. The card is that of a reranker."""
     requirements.module("onnxruntime", "onnx")
     out = tmp_path / "ordinary"
-    words = ["--out", out, "--as", "bert", "--onnx", "--skip-latency", "--quiet"]
-    assert export([str(word) for word in [student, *words]]) == 0
+    assert run(export, student, "--out", out, "--as", "bert", "--onnx", "--skip-latency", "--quiet") == 0
     pairs = [(row["query"], row["passage"]) for row in HELD_OUT]
-    made = cross_encoder(out)
-    expected = made.predict(pairs, show_progress_bar=False)
-    np.testing.assert_allclose(
-        expected,
-        cross_encoder(student, trust_remote_code=True).predict(pairs, show_progress_bar=False),
-        atol=1e-4,
-    )
+    expected, own = (cross_encoder(of, trust_remote_code=True).predict(pairs) for of in (out, student))
+    np.testing.assert_allclose(own, expected, atol=1e-4)
     tokenizer: Any = AutoTokenizer.from_pretrained(out)
     given = tokenizer(*map(list, zip(*pairs, strict=True)), return_tensors="pt", padding=True, truncation=True)
     (logits,) = OnnxModel(out / "onnx" / "model.onnx").run(inputs(given))
     np.testing.assert_allclose(logits[:, 0], expected, atol=1e-4)
     card = (out / "README.md").read_text()
     assert "pipeline_tag: text-ranking" in card and "library_name: sentence-transformers" in card
-    assert 'model = CrossEncoder("ordinary")' in card
+    assert 'model = CrossEncoder("ordinary")' in card and not list(out.glob("*.py"))
 
 
 def test_in_python(teacher: Path) -> None:
@@ -167,28 +162,13 @@ def test_activations_of_former_versions(teacher: Path, tmp_path: Path) -> None:
     assert not is_reranker(plain)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--reranking", "x", "--unlabeled", "x"], "--reranking cannot be combined with --unlabeled"),
-        (["--reranking", "nothing.tsv"], "nothing.tsv: No such file or directory"),
-        (["--retrieval", "x"], "--retrieval is measured with vectors or scores: give --embeddings FILE or --reranking"),
-    ],
-)
-def test_mistakes(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["all-MiniLM-L6-v2", "--out", str(tmp_path / "out"), *words]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_models_that_are_no_rerankers(
-    shared_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--reranking", write(tmp_path / "pairs.jsonl", ROWS), *LIMITS]
-    assert main([str(word) for word in [shared_study.teacher, "--out", tmp_path / "out", *words]]) == 2
-    assert "is no reranker: it has 2 outputs; one score of a pair is needed" in capsys.readouterr().err
-    few = write(tmp_path / "few.jsonl", ROWS[:20])
-    assert main([str(shared_study.teacher), "--out", str(tmp_path / "few"), "--reranking", str(few)]) == 2
-    assert "values in the column 'query' are too few to hold every tenth out" in capsys.readouterr().err
+def test_models_that_are_no_rerankers(shared_study: TinyStudy, tmp_path: Path, refused: Refused) -> None:
+    for rows, message in (
+        (ROWS, "is no reranker: it has 2 outputs; one score of a pair is needed"),
+        (ROWS[:20], "values in the column 'query' are too few to hold every tenth out"),
+    ):
+        words = ["--out", tmp_path / "out", "--reranking", write(tmp_path / "pairs.jsonl", rows), *LIMITS]
+        assert message in refused(main, shared_study.teacher, *words)
 
 
 def test_passages_to_rank(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from nas.preparation.prepare import prepare
 from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
 from supernet.build import build
 from tests import requirements
-from tests.commands import output_elsewhere, refused, run
+from tests.commands import Refused, output_elsewhere, run
 from tests.nas.rows import half_width, study
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import BASE, tokenizer
@@ -275,7 +275,7 @@ def test_fewer_heads_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert counted == [{"student": cost.macs(given, 8, 2)} for given in (architecture, whole)]
 
 
-def test_mistakes(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(mixture: Path, tmp_path: Path, refused: Refused) -> None:
     out = ["--out", tmp_path / "out", "--skip-latency"]
     for name in ("empty", "full"):
         (tmp_path / name).mkdir()
@@ -298,7 +298,7 @@ def test_mistakes(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([mixture, "--out", tmp_path / "full"], "exists and is not empty"),
         ([mixture, "--out", tmp_path / "full" / "file"], "is not a folder"),
     ):
-        assert message in refused(main, capsys, *words)
+        assert message in refused(main, *words)
     assert not list((tmp_path / "out").iterdir())
     described = json.loads((mixture / "config.json").read_text())
     bert, no_head, unnamed = (
@@ -313,7 +313,7 @@ def test_mistakes(mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("[]", "config.json: not a JSON object"),
     ):
         (mixture / "config.json").write_text(text)
-        assert message in refused(main, capsys, mixture, *out)
+        assert message in refused(main, mixture, *out)
     (mixture / "config.json").write_text(json.dumps(described))
     (mixture / "model.safetensors").write_bytes(b"no weights")
-    assert "no readable weights" in refused(main, capsys, mixture, *out)
+    assert "no readable weights" in refused(main, mixture, *out)

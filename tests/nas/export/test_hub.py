@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from nas.compress.command import main as compress
 from nas.export.hub import HubError, Publication
 from tests.nas.export.test_command import checkpoint  # noqa: F401
 from tests.nas.tiny_study import PROJECT
@@ -148,10 +147,3 @@ def test_a_wrong_token(checkpoint: Path, hub: tuple[str, type[Hub]], tmp_path: P
 def test_mistakes(publication: Publication, said: str) -> None:
     with pytest.raises(HubError, match=said):
         publication.check(None)
-
-
-def test_mistakes_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "texts").write_text("\n".join(map(str, range(20))))
-    words = ["bert-base-uncased", "--unlabeled", str(tmp_path / "texts"), "--out", str(tmp_path / "out")]
-    assert compress([*words, "--push", "me/small"]) == 2
-    assert "--push needs the license" in capsys.readouterr().err

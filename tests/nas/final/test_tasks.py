@@ -16,9 +16,10 @@ from distill.tasks.readers.glue_submission import SUBMISSIONS
 from distill.tasks.types import REGRESSION
 from nas.config.load import load_config
 from nas.final.command import main
+from nas.final.training import curve
 from nas.study.folder import Folder
 from search_spaces import PUBLISHED, Architecture
-from tests.commands import refused
+from tests.commands import Refused
 from tests.nas.rows import half_width
 from tests.nas.tiny_study import TinyStudy
 
@@ -110,11 +111,10 @@ def test_one_student_for_each_task(trained: Path) -> None:
 
 
 def test_resuming_what_is_finished_trains_nothing(
-    trained: Path, given: list[str], architecture: str, capsys: pytest.CaptureFixture[str]
+    trained: Path, given: list[str], architecture: str, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     arguments = [architecture, *given, "--tasks", ",".join(CHOSEN), "--steps", "4", "--out", str(trained)]
-    assert main(arguments) == 2
-    assert "exists and is not empty" in capsys.readouterr().err
+    assert "exists and is not empty" in refused(main, *arguments)
     before = {path: path.stat().st_mtime_ns for path in trained.glob("*/*")}
     assert main([*arguments, "--resume"]) == 0
     printed = capsys.readouterr().out
@@ -168,7 +168,7 @@ def test_submissions(trained: Path, given: list[str], glue: Path, tmp_path: Path
 
 
 def test_mistakes(
-    trained: Path, given: list[str], architecture: str, glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, given: list[str], architecture: str, glue: Path, tmp_path: Path, refused: Refused
 ) -> None:
     data, train = given[2:], [architecture, *given, "--out", tmp_path / "out"]
     for words, message in (
@@ -182,7 +182,7 @@ def test_mistakes(
         (["--evaluate", trained, "--steps", "3", *data], "--evaluate trains nothing: leave out --steps"),
         (["--predict", tmp_path, *data], "--predict: give the trained student by --evaluate"),
     ):
-        assert message in refused(main, capsys, *words)
+        assert message in refused(main, *words)
     test = glue / "RTE" / "test.tsv"
     whole = test.read_text()
     arguments = ["--evaluate", str(trained), *given[2:], "--task", "rte", "--predict", str(tmp_path)]
@@ -196,18 +196,26 @@ def test_mistakes(
         test.unlink(missing_ok=True)
         if content is not None:
             test.write_text(content)
-        assert message in refused(main, capsys, *arguments)
+        assert message in refused(main, *arguments)
     test.write_text(whole)
     assert not list(tmp_path.glob("*.tsv"))
 
 
-def test_a_lone_architecture_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lone_architecture_says_what_is_missing(tmp_path: Path, refused: Refused) -> None:
     file = tmp_path / "architecture.json"
     folder = Folder(tmp_path / "s")
     PUBLISHED["base"].save(file, folder.searched(load_config("demo"), "mine.toml"))
     assert Architecture.load(file) == PUBLISHED["base"]
-    said = refused(main, capsys, file)
+    said = refused(main, file)
     assert "there is no config.toml beside it" in said and "study s, teacher sentence-transformers/" in said
     assert "preset mine.toml" in said and "--transfer" not in said
     PUBLISHED["base"].save(file)
-    assert "which says what to train it with: copy it there" in refused(main, capsys, file)
+    assert "which says what to train it with: copy it there" in refused(main, file)
+
+
+def test_a_curve_has_at_most_so_many_points() -> None:
+    losses = [float(step) for step in range(1, 251)]
+    points = curve(losses, 100)
+    assert len(points) == 84 and points[:2] == [(3, 2.0), (6, 5.0)] and points[-1] == (250, 250.0)
+    assert sum(loss * min(3, 250 - 3 * number) for number, (_, loss) in enumerate(points)) == pytest.approx(sum(losses))
+    assert curve(losses[:7]) == [(step, float(step)) for step in range(1, 8)] and curve([]) == []

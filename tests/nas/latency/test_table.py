@@ -201,7 +201,8 @@ def test_a_layer_costs_the_steps_it_takes(graph: FFNGraph, expansion: Fraction, 
 def test_a_measured_table_knows_all_graphs(measure: Measure, mismatch: str) -> None:
     # The inner width of none of the blocks is the model's own, which values of the graph have all the same.
     base = replace(BASE, mismatch=mismatch)
-    table = measure(base_model=Architecture.uniform(base), inner_widths=(12, 48))
+    table = measure(base_model=Architecture.uniform(base), inner_widths=(12, 48), batch=2, tokens=7)
+    assert (table.batch, table.tokens) == (2, 7)
 
     @settings(deadline=None)
     @given(graphs(), st.sampled_from((12, 48)))
@@ -231,15 +232,9 @@ def test_totals_add_up_in_whole_microseconds(table: LatencyTable) -> None:
         assert abs(table.ffn(BASE, FFN(GATED, stack)) - blocks) <= stack / 2
 
 
-def test_no_ffn_takes_no_time(table: LatencyTable) -> None:
-    assert table.ffn(BASE, FFN(stack=0)) == 0
-    attentions = BASE.depth * table.attention(Attention(BASE.heads))
-    assert table.total(Architecture.uniform(BASE, stack=0)) == table.fixed + attentions
-    assert table.ffn(replace(BASE, inner=10**6), FFN(stack=0)) == 0  # of no width, so of none beyond the table
-
-
 def test_a_layer_that_is_left_out_takes_no_time() -> None:
     table = priced()
+    assert table.ffn(replace(BASE, inner=10**6), FFN(stack=0)) == 0  # of no width, so of none beyond the table
     nothing, some = Attention(0), FFN(expansion=EXPANSIONS[0])
     assert table.layer(BASE, Layer(nothing, FFN(stack=0))) == 0
     assert table.layer(BASE, Layer(nothing, some)) == table.attention(nothing) + table.ffn(BASE, some)
@@ -343,11 +338,6 @@ def test_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not told
     assert (path.stat().st_mtime_ns, path.read_bytes()) == written
     assert torch.equal(torch.rand(3), drawn)
-
-
-def test_the_table_has_the_size_of_its_batches(measure: Measure) -> None:
-    table = measure(batch=2, tokens=7)
-    assert (table.batch, table.tokens) == (2, 7)
 
 
 def test_operations_that_are_added_are_measured(

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from nas.planning.allocation import PredictedLosses, allocate, allocations, fewest_layers
-from search_spaces import FFN, Architecture, Experts, FFNGraph, Layer, Space, cost
+from nas.preparation.predictions import HEADS
+from search_spaces import FFN, Architecture, Attention, Experts, FFNGraph, Layer, Space, cost
 from search_spaces.genes import GENES
 from search_spaces.graph import GELU
 from search_spaces.layer import FULL
@@ -154,17 +155,12 @@ def test_none_are_left() -> None:
 
 
 def test_the_loss_of_a_layer(tmp_path: Path) -> None:
-    table = losses(4)
-    path = tmp_path / "predictions.safetensors"
-    save_file(
-        {
-            f"{op}/{layer}": torch.from_numpy(row.copy())
-            for op, rows in table.losses.items()
-            for layer, row in enumerate(rows)
-        },
-        path,
-    )
-    stored = PredictedLosses.load(path, BASE, GELU)
+    table = replace(losses(4), heads=[np.append(np.random.default_rng(layer).random(4), 0) for layer in range(3)])
+    rows = {f"{op}/{layer}": row for op, of_op in table.losses.items() for layer, row in enumerate(of_op)}
+    rows |= {f"{HEADS}/{layer}": row for layer, row in enumerate(table.heads)}
+    save_file({name: torch.from_numpy(row.copy()) for name, row in rows.items()}, tmp_path / "predictions.safetensors")
+    stored = PredictedLosses.load(tmp_path / "predictions.safetensors", BASE, GELU)
+    assert stored.losses.keys() == table.losses.keys()
     for genes, op, width in (
         (FFN(RELU, 1, Fraction(1, 4)), "relu", 12),
         (FFN(FFNGraph.parse("tanh(project(relu(expand(x))))"), 1, Fraction(1, 4)), "relu", 12),
@@ -175,8 +171,12 @@ def test_the_loss_of_a_layer(tmp_path: Path) -> None:
     ):
         for given in (table, stored):
             assert given.of_ffn(1, genes) == table.losses[op][1][width]
-    architecture = Architecture.uniform(BASE, RELU, expansion=Fraction(1, 4))
-    assert stored.of(architecture) == pytest.approx(sum(table.losses["relu"][layer][12] for layer in range(3)))
+    for layer, heads in product(range(3), range(5)):
+        assert stored.of_attention(layer, Attention(heads)) == table.heads[layer][heads]
+    assert stored.of_attention(1, Attention(4, 2)) == 0
+    expected = [table.heads[layer][heads] + table.losses["relu"][layer][12] for layer, heads in enumerate((2, 0, 1))]
+    architecture = Architecture.uniform(BASE, RELU, expansion=Fraction(1, 4)).with_heads([2, 0, 1])
+    assert stored.of(architecture) == pytest.approx(sum(expected))
 
 
 def test_bounds_are_kept_to_the_unit() -> None:

@@ -5,15 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from nas.planning.allocation import PredictedLosses, allocate, allocations, fewest_layers
-from nas.preparation.predictions import HEADS as HEADS_KEY
 from search_spaces import FFN, GELU, Architecture, Attention, FFNGraph, Layer, Space, cost
 from search_spaces.base import Base
 from search_spaces.limits import Limit
@@ -184,18 +180,3 @@ def test_stage_2_keeps_layers_without_ffns() -> None:
     best = min(UNARY, key=lambda op: table.losses[op][2][24])
     chosen = FFN(FFNGraph.parse(f"project({best}(expand(x)))"), 1, half)
     assert found == Architecture(BASE, (*layers[:2], replace(layers[2], ffn=chosen)))
-
-
-def test_the_losses_of_heads_are_read_back(tmp_path: Path) -> None:
-    table = losses(8)
-    stored = {f"{op}/{layer}": row for op, rows in table.losses.items() for layer, row in enumerate(rows)}
-    stored |= {f"{HEADS_KEY}/{layer}": row for layer, row in enumerate(table.heads)}
-    save_file({name: torch.from_numpy(row.copy()) for name, row in stored.items()}, tmp_path / "table.safetensors")
-    read = PredictedLosses.load(tmp_path / "table.safetensors", BASE, GELU)
-    for layer, heads in product(range(3), range(5)):
-        assert read.of_attention(layer, Attention(heads)) == table.heads[layer][heads]
-    assert read.of_attention(1, Attention(4, 2)) == 0 and HEADS_KEY not in read.losses
-    architecture = Architecture.uniform(BASE, expansion=Fraction(1, 4)).with_heads([2, 0, 1])
-    expected = [table.heads[layer][heads] for layer, heads in enumerate((2, 0, 1))]
-    expected += [table.losses["gelu"][layer][12] for layer in range(3)]
-    assert read.of(architecture) == pytest.approx(sum(expected))

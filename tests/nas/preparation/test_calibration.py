@@ -126,19 +126,6 @@ def test_the_order_is_another_supernet_with_the_same_importance(tiny_study: Tiny
     torch.testing.assert_close(*(bias.sort().values for bias in biases), **ROUNDING)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"supernet.inheritance": "solved"}, "supernet.inheritance"),
-        ({"supernet.calibration_rows": 9}, "supernet.calibration_rows"),
-    ],
-)
-def test_what_no_study_can_have(changes: dict[str, Any], words: str, tiny_study: TinyStudy) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_config(str(tiny_study.preset), changes)
-    assert words in str(error.value)
-
-
 def test_an_order_that_does_not_exist(tiny_study: TinyStudy) -> None:
     config = load_config(str(tiny_study.preset), {"supernet.order": "importence"})
     with pytest.raises(ConfigError, match=r"supernet.order: there is no 'importence'; did you mean 'importance'"):

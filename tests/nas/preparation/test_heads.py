@@ -139,21 +139,15 @@ def test_heads_that_no_layer_can_have(changes: dict[str, Any], message: str, tin
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize("changes", [{}, {"space.heads": [4], "space.attention_experts": [2]}, {"space.heads": [0, 4]}])
-def test_heads_that_layers_can_have(changes: dict[str, Any], tiny_study: TinyStudy, workspace: Workspace) -> None:
-    check_heads(load_config(str(tiny_study.preset), changes), workspace.base()[0])
-
-
-@pytest.mark.parametrize("heads", [[], [1, 1], [-1], [1.5], ["2"], 3])
-def test_numbers_of_heads_that_are_none(heads: Any, tiny_study: TinyStudy) -> None:
-    with pytest.raises(ConfigError, match=r"space\.heads") as error:
-        load_config(str(tiny_study.preset), {"space.heads": heads})
-    assert "\n" not in str(error.value)
-
-
-def test_the_base_of_another_width_has_its_own_heads(workspace: Workspace, tiny_study: TinyStudy) -> None:
-    config = load_config(str(tiny_study.preset), {"space.heads": [0, 8]})
-    check_heads(config, replace(workspace.base()[0], heads=8))
+@pytest.mark.parametrize(
+    ("changes", "heads"),
+    [({}, 4), ({"heads": [4], "attention_experts": [2]}, 4), ({"heads": [0, 4]}, 4), ({"heads": [0, 8]}, 8)],
+)
+def test_heads_that_layers_can_have(
+    changes: dict[str, Any], heads: int, tiny_study: TinyStudy, workspace: Workspace
+) -> None:
+    given = {f"space.{name}": value for name, value in changes.items()}
+    check_heads(load_config(str(tiny_study.preset), given), replace(workspace.base()[0], heads=heads))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
 from nas.report.drawing import COLUMN, HEIGHT, LEFT, add_drawing, layout, svg
 from nas.samplers import SAMPLERS
 from nas.study import ledger
-from nas.study.storage import sqlite_url
+from nas.study.storage import open_storage, sqlite_url
 from search_spaces import FFN, Architecture, Attention, Experts, FFNGraph, Layer
 from tests.nas.study.test_ledger import BASE, SPACE
 
@@ -92,14 +92,14 @@ def test_heads_and_layers_left_out_are_named() -> None:
 
 
 def test_a_trial_has_one_drawing(tmp_path: Path) -> None:
-    study = ledger.open_study(sqlite_url(tmp_path / "study.db"), "s/stage-1", SAMPLERS["random"](SPACE, 0))
-    folder = tmp_path / "artifacts"
+    url, folder = sqlite_url(tmp_path / "study.db"), tmp_path / "artifacts"
+    study = ledger.open_study(url, "s/stage-1", SAMPLERS["random"](SPACE, 0))
     ledger.enqueue(study, SPACE, Architecture.uniform(BASE), "base model")
     for _ in range(2):  # it is lost and runs again
         trial, architecture = ledger.ask(study, SPACE, "random")
         add_drawing(study, trial.number, folder)
         ledger.requeue_unfinished(study)
-    (artifact,) = get_all_artifact_meta(study.get_trials()[0], storage=study._storage)
+    (artifact,) = get_all_artifact_meta(study.get_trials()[0], storage=open_storage(url))
     assert (artifact.filename, artifact.mimetype) == ("architecture.svg", "image/svg+xml")
     with FileSystemArtifactStore(folder).open_reader(artifact.artifact_id) as file:
         assert file.read().decode() == svg(architecture)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna_dashboard._note import get_note_from_system_attrs
+from optuna_dashboard import get_note
 
 from nas.report.notes import WIDTH, add_missing_notes, add_note
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import EXPERT_LOAD, TEACHER, score_attribute
-from nas.study.storage import sqlite_url
+from nas.study.storage import sqlite_url, trial_id
 from search_spaces import FFN, Architecture, Experts, FFNGraph, cost
 from search_spaces.formula import layers_latex
 from tests.nas.study import test_ledger
@@ -38,9 +38,7 @@ def note_of(study: optuna.Study, number: int) -> str:
 
 def stored(study: optuna.Study, number: int) -> str:
     """The same of the note that is there; empty if there is none."""
-    trial = study.get_trials()[number]
-    attributes = study._storage.get_study_system_attrs(study._study_id)
-    return str(get_note_from_system_attrs(attributes, trial._trial_id)["body"])
+    return get_note(optuna.trial.Trial(study, trial_id(study, number)))
 
 
 def ask(study: optuna.Study, architecture: Architecture | None = None, origin: str = "base model") -> int:

@@ -18,7 +18,7 @@ from nas.report.page import Picture
 from nas.report.study import Study, read
 from nas.study.attributes import FUNCTION, attribute
 from nas.study.folder import Folder
-from tests.commands import refused
+from tests.commands import Refused
 from tests.nas.report import synthetic
 from tests.nas.tiny_study import trials_of
 
@@ -167,29 +167,27 @@ def _dominates(one: list[float], other: list[float]) -> bool:
     return one[0] >= other[0] and one[1] <= other[1] and one != other
 
 
-def test_bad_input(
-    reports: Reports, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input(reports: Reports, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "demo"
     shutil.copytree(reports("one goal")[0], path)
-    assert "has no config.toml" in refused(command.main, capsys, tmp_path / "missing")
-    assert "an ending such as .html" in refused(command.main, capsys, path, "--out", tmp_path / "report")
-    assert "--checkpoint" in refused(command.main, capsys, path, "--checkpoint", tmp_path)
+    assert "has no config.toml" in refused(command.main, tmp_path / "missing")
+    assert "an ending such as .html" in refused(command.main, path, "--out", tmp_path / "report")
+    assert "--checkpoint" in refused(command.main, path, "--checkpoint", tmp_path)
     (tmp_path / "file").touch()
-    assert "--out: " in refused(command.main, capsys, path, "--out", tmp_path / "file" / "report.html")
+    assert "--out: " in refused(command.main, path, "--out", tmp_path / "file" / "report.html")
     assert "there is no study demo/stage-1" in refused(
-        command.main, capsys, path, "--storage", f"sqlite:///{tmp_path}/other.db"
+        command.main, path, "--storage", f"sqlite:///{tmp_path}/other.db"
     )
     (path / "stage-1" / "best.json").write_text("{")
-    assert "best.json: not JSON" in refused(command.main, capsys, path)
+    assert "best.json: not JSON" in refused(command.main, path)
     (path / "study.db").unlink()
-    assert "has no study.db" in refused(command.main, capsys, path)
+    assert "has no study.db" in refused(command.main, path)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert "install the extra plots" in refused(command.main, capsys, path)
+    assert "install the extra plots" in refused(command.main, path)
 
 
 def test_a_final_training_on_several_tasks_of_which_one_is_unfinished(
-    reports: Reports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reports: Reports, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     path = tmp_path / "demo"
     shutil.copytree(reports("just begun")[0], path)
@@ -206,7 +204,7 @@ def test_a_final_training_on_several_tasks_of_which_one_is_unfinished(
         (final, line),
         (final / "rte", f"{final / 'rte'} is not a finished checkpoint of train_final.py: it has no metrics.json\n"),
     ):
-        error = refused(command.main, capsys, path, "--checkpoint", chosen)
+        error = refused(command.main, path, "--checkpoint", chosen)
         assert error == f"nas.report: --checkpoint: {message}"
 
 

@@ -9,7 +9,7 @@ import pytest
 from nas.compare import main
 from nas.export.latency import ONNX, STUDENT, TEACHER, TORCH, LatencyReport, Timing
 from nas.report.scatter import points
-from tests.commands import refused
+from tests.commands import Refused
 
 
 def exported(folder: Path, score: float, *timed: tuple[str, str, int, float], metric: str = "f1") -> Path:
@@ -23,7 +23,7 @@ def exported(folder: Path, score: float, *timed: tuple[str, str, int, float], me
     return folder
 
 
-def test_models_in_one_plane(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_in_one_plane(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
     one = exported(
         tmp_path / "one", 0.8, (TEACHER, TORCH, 32, 90.0), (STUDENT, TORCH, 1, 1.0), (STUDENT, TORCH, 32, 20.0)
     )
@@ -36,12 +36,10 @@ def test_models_in_one_plane(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([str(one), str(two), "--plot", str(plot)]) == 0
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
     assert f"wrote {plot}" in capsys.readouterr().out
-    assert "--plot" in refused(main, capsys, one, two, "--plot", tmp_path / "plane.what")
+    assert "--plot" in refused(main, one, two, "--plot", tmp_path / "plane.what")
     other = exported(tmp_path / "other", 0.7, (STUDENT, TORCH, 32, 11.0), metric="accuracy")
-    assert "their scores are accuracy and f1" in refused(main, capsys, one, other, "--plot", plot)
+    assert "their scores are accuracy and f1" in refused(main, one, other, "--plot", plot)
     fewer = exported(tmp_path / "fewer", 0.7, (STUDENT, TORCH, 8, 11.0))
-    assert "with the same --batches" in refused(main, capsys, one, fewer, "--plot", plot)
+    assert "with the same --batches" in refused(main, one, fewer, "--plot", plot)
     (two / "latency.json").unlink()
-    assert "two has no latency.json: give folders that nas.export wrote" in refused(
-        main, capsys, one, two, "--plot", plot
-    )
+    assert "two has no latency.json: give folders that nas.export wrote" in refused(main, one, two, "--plot", plot)

@@ -44,14 +44,16 @@ def test_every_map_of_a_mixture(tmp_path: Path) -> None:
             assert one.above(threshold) == sum(value > threshold * values.max() for value in values)
 
 
-def test_a_decomposition_is_counted_where_it_saves() -> None:
+def test_a_decomposition_is_counted_where_it_saves(tmp_path: Path) -> None:
     """A map of rank 2 among 24 x 12 has 2 * 36 weights; one whose values are all alike keeps its own."""
-    from nas.report.singular_values import _spectrum
-
+    model = build(Architecture.uniform(replace(BASE, depth=3, inner=12)))
     low = np.outer(np.arange(1, 25), np.ones(12)) + np.outer(np.ones(24), np.arange(12))
-    assert _spectrum(1, 1, None, low).params(1e-6) == 2 * 36
-    assert _spectrum(1, 1, None, np.eye(24, 12)).params(0.5) == 24 * 12
-    assert _spectrum(1, 1, None, np.zeros((24, 12))).above(0.1) == 0
+    with torch.no_grad():
+        for layer, weight in zip(model.bert.encoder.layer, (low, np.eye(24, 12), np.zeros((24, 12))), strict=True):
+            layer.ffn[0].project.weight.copy_(torch.from_numpy(weight))
+    model.save_pretrained(tmp_path)
+    of_two, alike, nothing = spectra(tmp_path)
+    assert (of_two.params(1e-5), alike.params(0.5), nothing.above(0.1)) == (2 * 36, 24 * 12, 0)
 
 
 def test_a_bert(tmp_path: Path) -> None:

@@ -26,10 +26,7 @@ def gelu(value: np.ndarray) -> np.ndarray:
         ("project(gelu(expand(x)))", lambda: 2 * gelu(X + Y)),
         ("tanh(project(gelu(expand(x))))", lambda: np.tanh(2 * gelu(X + Y))),
         ("project(relu(expand(tanh(x))))", lambda: 2 * np.maximum(np.tanh(X) + np.tanh(Y), 0)),
-        (
-            "add(project(gelu(expand(x))),relu(x))",
-            lambda: 2 * gelu(X + Y) + (np.maximum(X, 0) + np.maximum(Y, 0)) / 2,
-        ),
+        ("add(project(gelu(expand(x))),relu(x))", lambda: 2 * gelu(X + Y) + (np.maximum(X, 0) + np.maximum(Y, 0)) / 2),
         # The product of an inner value with each of the input's channels; `project` is the sum over them.
         ("project(mul(gelu(expand(x)),x))", lambda: gelu(X + Y) * (X + Y)),
         ("project(mul(swish(expand(x)),gate(x)))", lambda: 2 * (X + Y) ** 2 / (1 + np.exp(-(X + Y)))),

@@ -229,23 +229,6 @@ def test_features_of_trials_are_made_once() -> None:
         np.testing.assert_array_equal(sampler.features_of_trials(trials[:count]), expected)
 
 
-def test_visits_turn_the_search_to_the_other_side() -> None:
-    """Of two sides with similar scores, the one with fewer visits is explored: its bound grows with every trial on the
-    other.
-    """
-    rng = np.random.default_rng(0)
-
-    def side(right: int) -> float:
-        # The first PHASE trials teach the tree that right is better; all later ones are right, and no better.
-        features = np.concatenate((np.full((5, 1), -1.0), np.full((5 + right, 1), 1.0)))
-        values = np.concatenate((np.full(5, -0.3), np.full(5, 0.3), rng.normal(0, 0.01, right)))
-        assert len(values) < PHASE * GROWTH
-        return float(features[descend(features, values)[1].rows[0], 0])
-
-    assert side(0) == 1.0
-    assert side(4) == -1.0
-
-
 def test_the_tree_changes_at_phases_only() -> None:
     rng = np.random.default_rng(0)
     values = np.tile([-1.0, 1.0], 20) + rng.normal(0, 0.1, 40)
@@ -287,7 +270,7 @@ def test_less_than_two_leaves_are_one() -> None:
 @pytest.mark.parametrize("exploration", [0.0, 0.1, EXPLORATION, 5.0])
 def test_the_side_is_that_of_the_higher_bound(exploration: float) -> None:
     """Compared with equation 3, for every number of trials on the better side."""
-    for later in range(5):
+    for later in range(5):  # fewer than those after which the tree is learned again
         features = np.array([[-1.0]] * 5 + [[1.0]] * (5 + later))
         values = np.array([-0.3] * 5 + [0.3] * (5 + later))
         root = log(10 + later)

@@ -12,43 +12,33 @@ from nas.planning.budget import check_deployment
 from nas.preparation.workspace import base_of_study
 from nas.search.command import main
 from search_spaces import Architecture, Base
+from tests.commands import Refused
 from tests.nas.tiny_study import TinyStudy
 
 
 @pytest.fixture
-def refused(
-    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> "Refused":
-    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path / "cache"))
-    return Refused(tiny_study, tmp_path, capsys)
+def refused_first(tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> Refused:
+    """Runs a search with an empty cache that must fail and leave no files behind; returns the error message."""
+    cache, results = tmp_path / "cache", tmp_path / "results"
+    monkeypatch.setenv("FFN_NAS_CACHE", str(cache))
 
-
-class Refused:
-    """Runs a search with an empty cache that must fail and leave no files behind."""
-
-    def __init__(self, tiny_study: TinyStudy, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.tiny_study, self.folder, self.capsys = tiny_study, folder, capsys
-
-    def __call__(self, *arguments: object) -> str:
-        """The error message, which is one line."""
-        cache, results = self.folder / "cache", self.folder / "results"
-        always = ("--preset", self.tiny_study.preset, "--out", results, "--device", "cpu")
-        assert main([*map(str, always), *map(str, arguments)]) == 2
+    def run(*words: object) -> str:
+        message = refused(main, "--preset", tiny_study.preset, "--out", results, "--device", "cpu", *words)
         assert not cache.exists() and not results.exists()
-        error = self.capsys.readouterr().err
-        assert error.count("\n") == 1
-        return error
+        return message
+
+    return run
 
 
 @pytest.mark.parametrize("limit", [("--max-params", "3"), ("--max-macs", "100")])
 @pytest.mark.parametrize("stage", ["1", "all"])
-def test_a_budget_that_nothing_keeps(refused: Refused, stage: str, limit: tuple[str, str]) -> None:
-    assert "no architecture" in refused("--stage", stage, *limit)
+def test_a_budget_that_nothing_keeps(refused_first: Refused, stage: str, limit: tuple[str, str]) -> None:
+    assert "no architecture" in refused_first("--stage", stage, *limit)
 
 
 @pytest.mark.parametrize("runtime", ["torch", "onnx-int8"])
-def test_a_file_smaller_than_its_embeddings(refused: Refused, runtime: str) -> None:
-    message = refused("--stage", "1", "--max-size", "2KB", "--runtime", runtime)
+def test_a_file_smaller_than_its_embeddings(refused_first: Refused, runtime: str) -> None:
+    message = refused_first("--stage", "1", "--max-size", "2KB", "--runtime", runtime)
     assert "space.max_size: the embeddings alone take " in message and "supernet.cut_vocabulary" in message
     assert ("or use --runtime onnx-int8" in message) == (runtime == "torch")
 
@@ -60,22 +50,26 @@ def test_a_file_smaller_than_its_embeddings(refused: Refused, runtime: str) -> N
         ('min_params = "2G"\nmax_params = "1G"', "space: min_params 2,000,000,000 is above max_params 1,000,000,000"),
     ],
 )
-def test_a_lower_bound_that_nothing_reaches(refused: Refused, tmp_path: Path, bounds: str, message: str) -> None:
-    preset = refused.tiny_study.variant(tmp_path / "tiny.toml", ('uniform = "1/2"', bounds))
-    assert message in refused("--stage", "1", "--preset", preset)
+def test_a_lower_bound_that_nothing_reaches(
+    refused_first: Refused, tiny_study: TinyStudy, tmp_path: Path, bounds: str, message: str
+) -> None:
+    preset = tiny_study.variant(tmp_path / "tiny.toml", ('uniform = "1/2"', bounds))
+    assert message in refused_first("--stage", "1", "--preset", preset)
 
 
-def test_a_budget_that_nothing_around_the_start_keeps(refused: Refused, tiny_study: TinyStudy, tmp_path: Path) -> None:
+def test_a_budget_that_nothing_around_the_start_keeps(
+    refused_first: Refused, tiny_study: TinyStudy, tmp_path: Path
+) -> None:
     base, graph = base_of_study(tiny_study.config)
     Architecture.uniform(base, graph=graph).save(tmp_path / "full.json")
     smaller = ("--from", tmp_path / "full.json", "--max-params", "1000")
-    assert "no architecture" in refused("--stage", "2", *smaller)
+    assert "no architecture" in refused_first("--stage", "2", *smaller)
 
 
-def test_a_start_on_another_base(refused: Refused, tmp_path: Path) -> None:
+def test_a_start_on_another_base(refused_first: Refused, tmp_path: Path) -> None:
     other = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
     Architecture.uniform(other, expansion=Fraction(1, 2)).save(tmp_path / "other.json")
-    message = refused("--stage", "3", "--from", tmp_path / "other.json")
+    message = refused_first("--stage", "3", "--from", tmp_path / "other.json")
     assert "the architecture to refine is on another base than this study's: they differ in " in message
 
 
@@ -87,30 +81,30 @@ def test_a_start_on_another_base(refused: Refused, tmp_path: Path) -> None:
         ("--storage", "postgresql+psycopg://u@127.0.0.1:1/d", "cannot open the storage 'postgresql+psycopg://u@127."),
     ],
 )
-def test_servers_that_do_not_answer(refused: Refused, option: str, value: str, message: str) -> None:
-    assert message in refused("--stage", "1", option, value)
+def test_servers_that_do_not_answer(refused_first: Refused, option: str, value: str, message: str) -> None:
+    assert message in refused_first("--stage", "1", option, value)
 
 
 IN_ONNX = ("--stage", "1", "--max-latency", "0.5x", "--runtime", "onnx")
 
 
-def test_sentences_that_are_too_long_for_latencies(refused: Refused) -> None:
-    message = refused("--stage", "1", "--tokens", "33")
+def test_sentences_that_are_too_long_for_latencies(refused_first: Refused) -> None:
+    message = refused_first("--stage", "1", "--tokens", "33")
     assert "deployment.tokens: 33 tokens are more than the teacher's 32 positions" in message
 
 
-def test_experts_whose_latency_is_not_measured(refused: Refused, tmp_path: Path) -> None:
+def test_experts_whose_latency_is_not_measured(refused_first: Refused, tiny_study: TinyStudy, tmp_path: Path) -> None:
     experts = "[space]", '[space]\nexperts = [{ count = 2, shared = "1/2" }]'
-    preset = refused.tiny_study.variant(tmp_path / "tiny.toml", experts)
-    message = refused(*IN_ONNX, "--preset", preset)
+    preset = tiny_study.variant(tmp_path / "tiny.toml", experts)
+    message = refused_first(*IN_ONNX, "--preset", preset)
     assert (
         'space.experts: the latency of experts is only measured in torch: set deployment.runtime = "torch"' in message
     )
 
 
-def test_onnx_that_is_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_that_is_not_installed(refused_first: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    message = refused(*IN_ONNX)
+    message = refused_first(*IN_ONNX)
     assert message.startswith("nas.search: deployment.runtime: ") and "pip install 'ffn-nas[onnx]'" in message
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import Trial, TrialState
+from optuna_dashboard import get_note
 from transformers import BertConfig
 
 from distill.tasks.encoding import load_encoded
@@ -20,7 +21,9 @@ from nas.study.attributes import ROWS, attribute, score_attribute
 from nas.study.contributions import decode
 from nas.study.folder import Folder
 from nas.study.names import existing_studies
+from nas.study.storage import trial_id
 from search_spaces import Architecture, cost
+from tests.commands import Refused
 from tests.nas.tiny_study import TinyStudy, trials_of
 
 
@@ -56,8 +59,8 @@ def test_studies_have_the_name_of_the_search_and_notes(copied: Path) -> None:
     studies = existing_studies(Folder(copied))
     assert [study.study_name for study in studies.values()] == ["s/stage-1", "s/reference", "s/confirmation"]
     for study in studies.values():
-        notes = study._storage.get_study_system_attrs(study._study_id)
-        assert sum(name.endswith(":note_ver") for name in notes) == len(study.trials)
+        for trial in study.get_trials():
+            assert get_note(Trial(study, trial_id(study, trial.number))).startswith(f"### Trial {trial.number}: ")
 
 
 def test_winner(searched: Path, tiny_study: TinyStudy, workspace: Workspace) -> None:
@@ -135,21 +138,6 @@ def test_a_study_in_which_everything_fails(tiny_study: TinyStudy, tmp_path: Path
     assert not (tmp_path / "tiny" / "architecture.json").exists()
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The single line on stderr of a command that ends with exit status 2."""
-    try:
-        status = main(arguments)
-    except SystemExit as exit_:
-        status = exit_.code  # type: ignore[assignment]
-    error = capsys.readouterr().err
-    assert status == 2, error
-    assert error.startswith("nas.search: ")
-    assert error.endswith("\n")
-    assert error.count("\n") == 1
-    assert "Traceback" not in error
-    return error
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -185,8 +173,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--stage", "1", "--tokens", "0"], "--tokens: Input should be greater than or equal to 1"),
     ],
 )
-def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in refused(arguments, capsys)
+def test_options_that_cannot_be(arguments: list[str], message: str, refused: Refused) -> None:
+    assert message in refused(main, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -206,40 +194,34 @@ def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pyte
     ],
 )
 def test_presets_that_cannot_be(
-    changes: list[tuple[str, str]],
-    message: str,
-    tiny_study: TinyStudy,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    changes: list[tuple[str, str]], message: str, tiny_study: TinyStudy, tmp_path: Path, refused: Refused
 ) -> None:
     preset = tiny_study.variant(tmp_path / "tiny.toml", *changes)
     out = tmp_path / "results"
-    assert message in refused(["--stage", "1", "--preset", str(preset), "--out", str(out)], capsys)
+    assert message in refused(main, "--stage", "1", "--preset", preset, "--out", out)
     # A mistake leaves nothing that would be in the way of the corrected command.
     assert not (out / "tiny").exists()
 
 
-def test_teachers_that_cannot_be(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_teachers_that_cannot_be(tiny_study: TinyStudy, tmp_path: Path, refused: Refused) -> None:
     always = ["--stage", "1", "--preset", str(tiny_study.preset), "--out", str(tmp_path / "results")]
-    assert "no model at" in refused([*always, "--teacher", str(tmp_path / "missing")], capsys)
+    assert "no model at" in refused(main, *always, "--teacher", str(tmp_path / "missing"))
     BertConfig(hidden_act="tanh").save_pretrained(tmp_path / "other")
-    assert "hidden_act is 'tanh'; supported are" in refused([*always, "--teacher", str(tmp_path / "other")], capsys)
+    assert "hidden_act is 'tanh'; supported are" in refused(main, *always, "--teacher", str(tmp_path / "other"))
 
 
-def test_folders_in_the_way(
-    searched: Path, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_in_the_way(searched: Path, tiny_study: TinyStudy, tmp_path: Path, refused: Refused) -> None:
     always = ["--stage", "1", "--preset", str(tiny_study.preset), "--study", "s"]
     there = [*always, "--out", str(searched.parent)]
     before = trials_of(searched)
-    assert "already has stage 1: continue it with --resume" in refused(there, capsys)
-    assert "unknown task 'libary'" in refused([*there, "--tasks", "libary"], capsys)
-    other = refused([*there, "--seed", "9", "--resume"], capsys)
+    assert "already has stage 1: continue it with --resume" in refused(main, *there)
+    assert "unknown task 'libary'" in refused(main, *there, "--tasks", "libary")
+    other = refused(main, *there, "--seed", "9", "--resume")
     assert "was created with another configuration (seed is 0 there and 9 here)" in other
-    other = refused([*there, "--runtime", "onnx", "--resume"], capsys)
+    other = refused(main, *there, "--runtime", "onnx", "--resume")
     assert "another configuration (deployment.runtime is 'torch' there and 'onnx' here)" in other
     assert trials_of(searched) == before
-    assert "nothing to resume" in refused([*always, "--out", str(tmp_path), "--resume"], capsys)
+    assert "nothing to resume" in refused(main, *always, "--out", str(tmp_path), "--resume")
     (tmp_path / "s").touch()
-    assert "is not a study's folder" in refused([*always, "--out", str(tmp_path)], capsys)
-    assert "ot a directory" in refused([*always, "--out", str(tmp_path / "s")], capsys)
+    assert "is not a study's folder" in refused(main, *always, "--out", str(tmp_path))
+    assert "ot a directory" in refused(main, *always, "--out", str(tmp_path / "s"))

@@ -1,8 +1,11 @@
 """The storage's cache agrees with the database, although it seldom queries it; errors of the database are one line."""
 
+import contextlib
+import gc
 import re
+import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import optuna
@@ -11,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import Engine, event, make_url
+from sqlalchemy import Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.exc import IntegrityError
 
 from nas.study import ledger
@@ -46,9 +49,14 @@ def study_of(storage: BaseStorage, name: str = "s") -> optuna.Study:
     return optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
 
 
-def engine_of(storage: BaseStorage) -> Engine:
-    engine: Engine = storage._backend.engine  # type: ignore[attr-defined]
-    return engine
+@contextlib.contextmanager
+def listening(to: str, listener: Callable[..., object]) -> Iterator[None]:
+    """A listener to an event of all databases during the block."""
+    event.listen(Engine, to, listener)
+    try:
+        yield
+    finally:
+        event.remove(Engine, to, listener)
 
 
 def fresh(url: str) -> list[FrozenTrial]:
@@ -72,23 +80,19 @@ def test_a_new_trial_is_what_optuna_would_have_written(template: FrozenTrial, ur
     assert written == expected
     assert written.state == template.state
     assert study_of(storage).get_trials() == [written]
-    engine_of(storage).dispose()
 
 
 def test_a_new_trial_is_there_whole_or_not_at_all(url: str) -> None:
     """The process dies before the only commit."""
-    storage = open_storage(url)
-    study = study_of(storage)
+    study = study_of(open_storage(url))
 
     def die(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    event.listen(engine_of(storage), "commit", die)
-    with pytest.raises(KeyboardInterrupt):
+    with listening("commit", die), pytest.raises(KeyboardInterrupt):
         study.add_trial(TEMPLATE)
-    event.remove(engine_of(storage), "commit", die)
-    storage._backend.scoped_session.remove()  # type: ignore[attr-defined]
-    engine_of(storage).dispose()
+    del study
+    gc.collect()  # which ends the transaction
     assert fresh(url) == []
 
 
@@ -104,7 +108,7 @@ def test_the_cache_is_what_the_database_has(url: str) -> None:
         own = trial_id(study, number)
         ledger._set(study, number, {"attribute": {"a": (1, 2)}, "params": 8})
         ledger.report(study, number, 0, 0.25)
-        study._storage.set_trial_system_attr(own, "key", "value")
+        storage.set_trial_system_attr(own, "key", "value")
 
     before = study.get_trials(deepcopy=False)
     copies = study.get_trials(deepcopy=True)
@@ -129,7 +133,6 @@ def test_the_cache_is_what_the_database_has(url: str) -> None:
     ]  # fmt: skip
     assert [trial.value for trial in other.get_trials()] == [0.5]
     assert before == copies
-    engine_of(storage).dispose()
 
 
 @pytest.mark.parametrize(
@@ -143,30 +146,23 @@ def test_the_cache_is_what_the_database_has(url: str) -> None:
     ],
 )
 def test_a_damaged_storage(statement: str, reason: str, url: str) -> None:
-    first = open_storage(url)
-    study_of(first).add_trial(TEMPLATE)
-    with engine_of(first).begin() as connection:
-        connection.exec_driver_sql(statement)
-    engine_of(first).dispose()
-    second = open_storage(url)
+    study_of(open_storage(url)).add_trial(TEMPLATE)
+    with contextlib.closing(sqlite3.connect(make_url(url).database or "")) as connection:
+        connection.execute(statement)
+        connection.commit()
     line = rf"^the storage '{re.escape(url)}' is damaged \(.*{reason}.*\): restore it from a copy, or search anew$"
     with pytest.raises(DamagedStorageError, match=line):
-        study_of(second).get_trials()
-    engine_of(second).dispose()
+        study_of(open_storage(url)).get_trials()
 
 
 def full(url: str) -> None:
     """A trial that does not fit on the disk."""
-    storage = open_storage(url)
-    try:
-        study = study_of(storage)
-        with engine_of(storage).connect() as connection:
-            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
-        limit = f"PRAGMA max_page_count = {pages}"
-        event.listen(engine_of(storage), "begin", lambda connection: connection.exec_driver_sql(limit))
+    study = study_of(open_storage(url))
+    with contextlib.closing(sqlite3.connect(make_url(url).database or "")) as connection:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    limit = f"PRAGMA max_page_count = {pages}"
+    with listening("begin", lambda connection: connection.exec_driver_sql(limit)):
         study.add_trial(optuna.create_trial(state=TrialState.WAITING, user_attrs={"a": "b" * 100_000}))
-    finally:
-        engine_of(storage).dispose()
 
 
 def fault(url: str) -> None:
@@ -174,12 +170,9 @@ def fault(url: str) -> None:
 
 
 def wrong_statement(url: str) -> None:
-    storage = open_storage(url)
-    try:
-        with engine_of(storage).connect() as connection:
-            connection.exec_driver_sql("INSERT INTO trials (trial_id, state) VALUES (1, NULL)")
-    finally:
-        engine_of(storage).dispose()
+    open_storage(url)
+    with create_engine(url, poolclass=NullPool).connect() as connection:
+        connection.exec_driver_sql("INSERT INTO trials (trial_id, state) VALUES (1, NULL)")
 
 
 def wrapped(url: str) -> None:

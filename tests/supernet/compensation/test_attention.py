@@ -12,15 +12,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from search_spaces import FFN, GELU, Architecture, Attention, Experts, Layer
-from supernet.build import base_of_teacher, build, from_teacher
+from search_spaces import FFN, GELU, Architecture, Attention, Layer
 from supernet.compensation.calibration import Calibration, calibrate
 from supernet.compensation.compensate import compensate
 from supernet.compensation.ridge import CompensationError, affine_change
-from supernet.inherit import inherit
 from tests.supernet.compensation.test_compensate import BATCHES, NEW, candidate, logits, supernet
-from tests.supernet.test_families import equal, pair
-from tests.tiny import BASE, batch, inputs
+from tests.tiny import BASE, inputs
 
 HALF = Fraction(1, 2)
 SIZE = BASE.width // BASE.heads
@@ -61,10 +58,11 @@ def attended(model: Any, layer: int, batches: Sequence[dict[str, Tensor]]) -> li
     ]
 
 
-def test_a_whole_candidate_stays_as_it_is(accelerator: Accelerator) -> None:
+@pytest.mark.parametrize("attentions", [False, True])
+def test_a_whole_candidate_stays_as_it_is(attentions: bool, accelerator: Accelerator) -> None:
     whole = supernet(stack=2)
-    _, changed = compensated(whole, Architecture.uniform(BASE, stack=2), of_attentions(whole, accelerator))
-    assert changed == set()
+    calibration = calibrate(whole, BATCHES, accelerator, attentions)
+    assert compensated(whole, Architecture.uniform(BASE, stack=2), calibration)[1] == set()
 
 
 @torch.no_grad()
@@ -212,6 +210,8 @@ def test_calibrations_are_read_back(tmp_path: Path, accelerator: Accelerator) ->
 @pytest.mark.parametrize(
     ("sizes", "broken", "place"),
     [
+        ([(4, 1)] * 3, "encoder.layer.1.ffn.0.expand.bias", r"layers\[1\], block 0"),
+        ([(4, 0)] * 3, "encoder.layer.2.attention.output.LayerNorm.bias", r"layers\[2\], no FFN"),
         ([(2, 1)] * 3, "encoder.layer.1.attention.self.value.bias", r"layers\[1\], attention"),
         ([(0, 1)] * 3, "encoder.layer.0.ffn.0.LayerNorm.bias", r"layers\[1\], attention"),
         ([(4, 1), (0, 0), (4, 1)], "encoder.layer.0.ffn.0.LayerNorm.bias", r"layers\[1\], left out"),
@@ -231,17 +231,3 @@ def test_activations_that_are_not_finite_are_named(
         whole.bert.encoder.layer[2].attention.output.dense.bias[0] = torch.inf
     with pytest.raises(CompensationError, match=r"^layers\[2\] of the supernet is not finite"):
         of_attentions(whole, accelerator)
-
-
-def test_students_of_roberta_are_equal(accelerator: Accelerator) -> None:
-    students = []
-    for teacher in pair():
-        whole = from_teacher(teacher, stack=1)
-        base, graph = base_of_teacher(teacher.config)
-        ffns = (FFN(graph, 1, HALF, Experts(2, HALF)), FFN(stack=0), FFN(graph))
-        architecture = Architecture(base, tuple(map(Layer, map(Attention, (2, 0, 0)), ffns)))
-        weights = inherit(whole.state_dict(), architecture)
-        students.append(build(architecture, template=teacher.config, weights=weights))
-        given = [batch(8, seed=2), batch(8, seed=3)]
-        compensate(students[-1], calibrate(whole, given, accelerator, attentions=True), accelerator)
-    equal(students)

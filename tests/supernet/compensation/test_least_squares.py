@@ -81,6 +81,7 @@ def gauss_newton(
         Experts(count=4, routing="token_gate", shared=Fraction(1, 4), top_k=2),
         Experts(count=2, routing="sentence_gate", shared=Fraction(1, 4)),
         Experts(count=2, routing="hash", shared=Fraction(1, 4), capacity=Fraction(1)),
+        Experts(count=3, routing="balanced_hash", shared=Fraction(1, 4), top_k=2),
         Experts(count=2, routing="token_gate", shared=Fraction(1)),
         None,
     ],

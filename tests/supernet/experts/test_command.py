@@ -19,6 +19,7 @@ from distill.training.recipe import Recipe
 from search_spaces import GELU, Architecture, Experts, FFNGraph
 from supernet.build import build
 from supernet.experts.command import main
+from tests.commands import Refused
 from tests.supernet.files import CLASSES, saved, text, write_rows
 from tests.tiny import BASE, bert
 
@@ -84,7 +85,7 @@ def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path, capsys: pytes
         (["--experts", "4", "--importance-batches", "-1"], "--importance-batches: must be at least 0, not -1"),
         (
             ["--experts", "4", "--warmup-ratio", "2"],
-            "--warmup-ratio: must be a fraction of the steps, from 0 to 1, not 2.0",
+            "--warmup-ratio: must be a fraction of the steps, from 0 to 1, not",
         ),
         (["--experts", "4", "--dropout", "1"], "--dropout: must be at least 0 and below 1, not 1.0"),
         (["--experts", "4", "--balance", "-1"], "--balance: must be a finite number of at least 0, not -1.0"),
@@ -92,14 +93,12 @@ def test_split_distil_prune_and_load_as_a_stranger(fixtures: Path, capsys: pytes
         (["--drop", "1/4"], "has no architecture.json"),
         (["--experts", "4", "--head-experts", "0"], "head.experts: must be from 1 to 64, not 0"),
         (["--experts", "4", "--part", "head"], "--part head: says what --drop and --fuse prune"),
+        *((["--drop=" + value], "--drop") for value in ("0", "-1", "x", "1/0", "1e9")),
     ],
 )
-def test_mistakes_are_one_line(
-    fixtures: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
-    assert main(command(fixtures, "bert", "never", *options)) == 2
-    shown = capsys.readouterr().err
-    assert message in shown and shown.count("\n") == 1 and not (fixtures / "never").exists()
+def test_mistakes_are_one_line(fixtures: Path, refused: Refused, options: list[str], message: str) -> None:
+    assert message in refused(main, *command(fixtures, "bert", "never", *options))
+    assert not (fixtures / "never").exists()
 
 
 def saved_mixture(fixtures: Path, name: str, architecture: Architecture) -> None:
@@ -108,25 +107,23 @@ def saved_mixture(fixtures: Path, name: str, architecture: Architecture) -> None
     architecture.save(fixtures / name / ARCHITECTURE_FILE)
 
 
-def test_mixtures_that_cannot_be_pruned_are_refused(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixtures_that_cannot_be_pruned_are_refused(fixtures: Path, refused: Refused) -> None:
     graph = FFNGraph.parse("tanh(project(gelu(expand(x))))")
     gate = Experts(4, Fraction(1, 2), "token_gate")
-    cases = {
-        "ends": (
-            Architecture.uniform(BASE, graph, expansion=Fraction(1, 4), experts=gate),
-            "it is not the last operat",
-        ),
-        "attention": (
+    ends = Architecture.uniform(BASE, graph, expansion=Fraction(1, 4), experts=gate)
+    none = "no feed-forward network of the model has experts"
+    for name, architecture, message in (
+        ("ends", ends, "it is not the last operat"),
+        (
+            "attention",
             Architecture.uniform(BASE, attention_experts=2),
-            "no feed-forward network of the model has experts; those that it has, 2 of every attention, are not remove",
+            f"{none}; those that it has, 2 of every attenti",
         ),
-        "plain": (Architecture.uniform(BASE), "no feed-forward network of the model has experts\n"),
-    }
-    for name, (architecture, message) in cases.items():
+        ("plain", Architecture.uniform(BASE), f"{none}\n"),
+    ):
         saved_mixture(fixtures, name, architecture)
-        assert main(command(fixtures, name, "never", "--fuse", "3")) == 2
-        errors = capsys.readouterr().err
-        assert message in errors and errors.count("\n") == 1 and not (fixtures / "never").exists()
+        assert message in refused(main, *command(fixtures, name, "never", "--fuse", "3"))
+        assert not (fixtures / "never").exists()
 
 
 def test_experts_of_attention_and_head_are_said_to_stay(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +137,7 @@ def test_experts_of_attention_and_head_are_said_to_stay(fixtures: Path, capsys: 
     assert smaller.with_ffns(whole.ffns) == whole and any(genes.experts.count < 4 for genes in smaller.ffns)
 
 
-def test_prediction_layers(fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prediction_layers(fixtures: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
     """A head of four is made, trained, and fused; a stranger loads it."""
     split = ["--experts", "1", "--head-experts", "4", "--steps", "2"]
     assert main(command(fixtures, "bert", "predicting", *split)) == 0
@@ -154,12 +151,8 @@ def test_prediction_layers(fixtures: Path, capsys: pytest.CaptureFixture[str]) -
     assert smaller.head.experts == 2
     model = AutoModelForSequenceClassification.from_pretrained(fixtures / "predicting-less", trust_remote_code=True)
     assert model.classifier.inner.weight.shape[0] == model.config.head_experts == 2
-    assert main(command(fixtures, "predicting-less", "never", "--fuse", "4", "--part", "head")) == 2
-    errors = capsys.readouterr().err
-    assert (
-        "the head needs at least 3 prediction layers, since 2 must remain; it has 2" in errors
-        and errors.count("\n") == 1
-    )
+    said = refused(main, *command(fixtures, "predicting-less", "never", "--fuse", "4", "--part", "head"))
+    assert "the head needs at least 3 prediction layers, since 2 must remain; it has 2" in said
 
 
 def test_classes_are_counted_as_the_checkpoint_does(fixtures: Path) -> None:
@@ -177,16 +170,15 @@ def test_classes_are_counted_as_the_checkpoint_does(fixtures: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [["--experts", "4"], ["--drop", "1/4"]])
-def test_rows_longer_than_the_model(fixtures: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+def test_rows_longer_than_the_model(fixtures: Path, refused: Refused, options: list[str]) -> None:
     saved_mixture(fixtures, "short", Architecture.uniform(BASE, experts=Experts(2, Fraction(1), "token_gate")))
     rows = [f"{text(row, 30)}\t{label}" for row, label in enumerate(("yes", "no", "yes"))]
     (fixtures / "long.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     arguments = command(fixtures, "short" if "--drop" in options else "bert", "never", *options)
     arguments[arguments.index("--dev") + 1] = str(fixtures / "long.tsv")
-    assert main([*arguments, "--max-length", "30"]) == 2
-    shown = capsys.readouterr().err
-    assert "--max-length 30: rows have up to 30 tokens, but the model" in shown and "takes at most 20" in shown
-    assert shown.count("\n") == 1 and not (fixtures / "never").exists()
+    said = refused(main, *arguments, "--max-length", "30")
+    assert "--max-length 30: rows have up to 30 tokens, but the model" in said and "takes at most 20" in said
+    assert not (fixtures / "never").exists()
 
 
 def test_the_recipe(fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,13 +215,8 @@ def test_padding_in_the_losses(fixtures: Path) -> None:
 def test_everything_random_depends_on_the_seed(fixtures: Path) -> None:
     """Tables, gates, the order of channels and the training; the same seed gives the same checkpoint."""
     options = ["--experts", "4", "--split", "random", "--attention-experts", "2"]
-    runs = {
-        "a": ("hash", "3"),
-        "b": ("hash", "3"),
-        "c": ("hash", "4"),
-        "d": ("token_gate", "3"),
-        "e": ("token_gate", "4"),
-    }
+    runs = {name: ("hash", seed) for name, seed in zip("abc", "334", strict=True)}
+    runs |= {"d": ("token_gate", "3"), "e": ("token_gate", "4")}
     tensors = {}
     for name, (routing, seed) in runs.items():
         assert main(command(fixtures, "bert", f"seed-{name}", *options, "--routing", routing, "--seed", seed)) == 0
@@ -268,10 +255,3 @@ def test_the_scale_of_gates(fixtures: Path) -> None:
     for name in ("plain-gate", "plain-pruned"):
         assert Architecture.load(fixtures / name / ARCHITECTURE_FILE).base.gate_scale == "probability"
         assert json.loads((fixtures / name / "config.json").read_text())["gate_scale"] == "probability"
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "x", "1/0", "1e9"])
-def test_shares_that_are_none(fixtures: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(command(fixtures, "bert", "never", f"--drop={value}"))
-    assert stop.value.code == 2 and "--drop" in capsys.readouterr().err

@@ -41,9 +41,5 @@ def test_moebert_of_bert_base() -> None:
     architecture = mixture_architecture(config, 4)
     genes = architecture.ffns[0]
     assert (genes.inner(architecture.base), genes.shared_channels(architecture.base)) == (768, 512)
-
-
-def test_widths_that_do_not_fit_are_explained() -> None:
-    config = bert(intermediate_size=3072).config
     with pytest.raises(ArchitectureError, match="= 1,152 channels each, not 2,048"):
         mixture_architecture(config, 4, width=2048, shared=512)

@@ -111,21 +111,17 @@ def test_the_base_graph_loses_what_the_second_moments_say(model: nn.Module) -> N
         assert float(loss[-1]) == pytest.approx(0, abs=1e-4 * float(loss[0]))
 
 
-def test_what_has_no_prediction(model: nn.Module) -> None:
+def test_what_has_no_prediction(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MomentsError, match="no tokens"):
         ModelMoments(model, [], sampled_loss(0)).fisher_matrices()
+    matrices = ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices()
+    monkeypatch.setitem(ffn.UNARY, "overflow", lambda x: torch.exp(1e3 + x.abs()))
+    with pytest.raises(MomentsError, match="layer 0: the outputs of overflow are not finite"):
+        predicted_losses(model, BATCHES, matrices, ["gelu", "overflow"], 4)
     with torch.no_grad():
         model.bert.encoder.layer[2].ffn[0].expand.bias[0] = torch.nan
     with pytest.raises(MomentsError):
         predicted_losses(model, BATCHES, ModelMoments(model, BATCHES, summed_loss).fisher_matrices(), ["gelu"], 4)
-
-
-def test_an_operation_that_overflows(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ffn.UNARY, "overflow", lambda x: torch.exp(1e3 + x.abs()))
-    with pytest.raises(MomentsError, match="layer 0: the outputs of overflow are not finite"):
-        predicted_losses(
-            model, BATCHES, ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices(), ["gelu", "overflow"], 4
-        )
 
 
 def test_losses_of_ranks_are_what_words_lose_in_the_fisher_metric(model: nn.Module) -> None:

@@ -101,38 +101,23 @@ def test_moments_are_those_of_tokens(labels: int) -> None:
 
 
 def test_what_has_no_moments_is_refused() -> None:
-    model = shaken(build(Architecture.uniform(BASE, GELU, 1)))
-    with pytest.raises(MomentsError, match="no tokens"):
-        ModelMoments(model, [], sampled_loss(0)).blocks()
-    with torch.no_grad():
-        model.bert.encoder.layer[1].ffn[0].expand.weight[0, 0] = torch.nan
-    with pytest.raises(MomentsError, match="logits are not finite"):
-        ModelMoments(model, [batch()], sampled_loss(0)).blocks()
+    """No tokens; gradients, products and logits that are not finite; a head that starts at zero and was not trained."""
+    model, loss = shaken(build(Architecture.uniform(BASE, GELU, 1), num_labels=3)).eval(), sampled_loss(0)
+    expand, project = (getattr(model.bert.encoder.layer[0].ffn[0], name).weight.data for name in ("expand", "project"))
 
+    def refused(message: str, *batches: dict[str, Tensor], scale: float = 1.0) -> None:
+        with pytest.raises(MomentsError, match=message):
+            ModelMoments(model, batches, lambda model, given: scale * loss(model, given)).blocks()
 
-def test_predictions_that_depend_on_nothing_are_refused() -> None:
-    """As of a head that starts at zero and was not trained."""
-    model = shaken(build(Architecture.uniform(BASE, GELU, 1)))
-    with torch.no_grad():
-        model.classifier.weight.zero_()
-    with pytest.raises(
-        MomentsError, match=r"layer 0, block 0: the predictions do not depend .*train the supernet longer"
-    ):
-        ModelMoments(model, [batch()], sampled_loss(0)).blocks()
-
-
-def test_sums_that_overflow_are_refused() -> None:
-    """Of finite gradients, and of finite channels whose products are not."""
-    model = shaken(build(Architecture.uniform(BASE, GELU, 1), num_labels=3)).eval()
-    loss = sampled_loss(0)
-    with pytest.raises(MomentsError, match="layer 0, block 0: activations or gradients are not finite"):
-        ModelMoments(model, [batch()], lambda model, given: 1e30 * loss(model, given)).blocks()
-    block = model.bert.encoder.layer[0].ffn[0]
-    with torch.no_grad():
-        block.expand.weight[0] *= 1e30
-        block.project.weight[:, 0] = 0
-    with pytest.raises(MomentsError, match="layer 0, block 0: activations are not finite"):
-        ModelMoments(model, [batch()], loss).blocks()
+    refused("no tokens")
+    refused("layer 0, block 0: activations or gradients are not finite", batch(), scale=1e30)
+    expand[0], project[:, 0] = 1e30 * expand[0], 0
+    refused("layer 0, block 0: activations are not finite", batch())
+    expand[0] = torch.nan
+    refused("logits are not finite", batch())
+    expand[0] = 0
+    model.classifier.weight.data.zero_()
+    refused("layer 0, block 0: the predictions do not depend .*train the supernet longer", batch())
 
 
 def test_of_equal_channels_the_first_comes_first() -> None:

@@ -53,9 +53,25 @@ def test_the_order_of_known_classes_is_kept(tmp_path: Path) -> None:
     assert labels == ("yes", "maybe", "no") and split.labels == (0, 2, 2, 0) and split.pairs is None
 
 
+GOOD = '{"s": "a", "l": "x"}\n{"s": "b", "l": "y"}\n'
+OF_JSON = [
+    ("", "no rows"),
+    (GOOD[:-4], ":2: not JSON: Unterminated string"),
+    (GOOD.replace("\n", " "), ":1: not JSON: Extra data"),
+    (GOOD + "[" * 100_000, ":3: not JSON: "),
+    (GOOD + "3\n", ":3: 3 is not a JSON object"),
+    ("[" + GOOD.replace("}\n{", "},{") + "]", ":1: not JSON: "),
+    (GOOD + '{"s": "c"}\n', "row 3 has nothing in the column 'l'"),
+    (GOOD + '{"s": "c", "l": NaN}\n', "row 3 has nothing in the column 'l'"),
+    (GOOD + '{"s": ["c"], "l": "x"}\n', "row 3 has ['c'] in the column 's', which is not text"),
+    (GOOD.replace("s", "t"), "no column 's'; its columns are t, l"),
+]
+
+
 @pytest.mark.parametrize(
     ("text", "columns", "message"),
     [
+        *((text, None, message) for text, message in OF_JSON),
         ("s\tl\na\t0\nb\t1\n", ("t", "l"), "no column 't'; its columns are s, l"),
         ("s\tl\na\t0\nb\t1\n", ("s", "m"), "no column 'm'"),
         ("s\tl\n", ("s", "l"), "no rows"),
@@ -71,10 +87,10 @@ def test_the_order_of_known_classes_is_kept(tmp_path: Path) -> None:
         ("s\tl\na\t0\n" + "b" * 9_000, ("s", "l"), "rows.tsv: "),
     ],
 )
-def test_faults_are_named(tmp_path: Path, text: str, columns: tuple[str, str], message: str) -> None:
-    path = tmp_path / "rows.tsv"
+def test_faults_are_named(tmp_path: Path, text: str, columns: tuple[str, str] | None, message: str) -> None:
+    path = tmp_path / ("rows.tsv" if columns else "rows.jsonl")
     path.write_text(text)
-    fault = fault_of(path, *columns)
+    fault = fault_of(path, *columns or ())
     assert message in fault and str(path) in fault and len(fault) < 500 + len(str(path))
 
 
@@ -82,30 +98,6 @@ def fault_of(path: Path, text: str = "s", label: str = "l") -> str:
     with pytest.raises(TableError) as fault:
         read_rows(path, text, label)
     return str(fault.value)
-
-
-GOOD = '{"s": "a", "l": "x"}\n{"s": "b", "l": "y"}\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no rows"),
-        (GOOD[:-4], ":2: not JSON: Unterminated string"),
-        (GOOD.replace("\n", " "), ":1: not JSON: Extra data"),
-        (GOOD + "[" * 100_000, ":3: not JSON: "),
-        (GOOD + "3\n", ":3: 3 is not a JSON object"),
-        ("[" + GOOD.replace("}\n{", "},{") + "]", ":1: not JSON: "),
-        (GOOD + '{"s": "c"}\n', "row 3 has nothing in the column 'l'"),
-        (GOOD + '{"s": "c", "l": NaN}\n', "row 3 has nothing in the column 'l'"),
-        (GOOD + '{"s": ["c"], "l": "x"}\n', "row 3 has ['c'] in the column 's', which is not text"),
-        (GOOD.replace("s", "t"), "no column 's'; its columns are t, l"),
-    ],
-)
-def test_faults_of_json_are_named(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(text)
-    assert message in fault_of(path)
 
 
 def test_faults_of_parquet_are_named(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_metrics_against_sorted_neighbours(rows: int) -> None:
     np.testing.assert_allclose(NEIGHBOURS.contributions(pairs, (), ()), shared)
 
 
-def test_neighbours_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_in_several_parts() -> None:
     """More rows than are compared at once: a row is not its own neighbour."""
     vectors = np.random.default_rng(0).normal(size=(1005, 3)).astype(np.float32)
     pairs = np.stack([vectors, vectors], axis=1)
