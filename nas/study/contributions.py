@@ -52,11 +52,11 @@ def metric_of_rows(config: StudyConfig, rows: np.ndarray) -> Metric:
     if config.task in config.rows:
         return SPEARMAN  # own rows are classified, with the accuracy as the score, or have numbers as labels
     from distill.tasks.readers import glue  # imports torch, which takes seconds
-    from distill.tasks.types import token_classification
+    from distill.tasks.types import TASK_TYPES, TOKEN_CLASSIFICATION
 
     if config.task in glue.TASKS:
         return glue.TASKS[config.task].task.score_metric
-    return token_classification.TYPE.metrics["f1" if rows.shape[1] == ENTITY_COLUMNS else "accuracy"]
+    return TASK_TYPES[TOKEN_CLASSIFICATION].metrics["f1" if rows.shape[1] == ENTITY_COLUMNS else "accuracy"]
 
 
 def paired_lead(config: StudyConfig, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:
