@@ -1,14 +1,13 @@
 """Which cheap signal predicts the score of a candidate after full training?
 
-Architectures are drawn from the space of stage 1, sizes uniformly inside the budget; with --allocations they are MILP
-allocations, among which a search has to choose in the end. With every seed each of them is trained by the candidates'
-recipe with --full-steps steps, on the batches of the seed, and scored on the whole dev split; during training there are
-intermediate values, on the first rows of the search split. A signal of one seed is compared with the mean score over
-the *other* seeds, so that no training is compared with its own final score. "score after full training" says how well
-the scores of one seed predict those of others; only a signal with less noise than such a score can be better. "score of
-the search" is that of a candidate after its training: the preset's number of steps, in which the learning rate falls to
-0, and its whole search split. "score at the rung" is the intermediate value by which candidates would be pruned. Other
-intermediate values are those of the full training, with its learning rates.
+Architectures are drawn from the space of stage 1, sizes uniformly inside the budget. With every seed each of them is
+trained by the candidates' recipe with --full-steps steps, on the batches of the seed, and scored on the whole dev
+split. Untrained, they are scored on the first rows of the search split. A signal of one seed is compared with the mean
+score over the *other* seeds, so that no training is compared with its own final score. "score after full training" says
+how well the scores of one seed predict those of others; only a signal with less noise than such a score can be better.
+"score of the search" is that of a candidate after its training: the preset's number of steps, in which the learning
+rate falls to 0, and its whole search split. "score at the rung" is the intermediate value by which candidates would be
+pruned.
 
 Kendall's tau-b is the mean over seeds; intervals are percentiles over resampled architectures. Seconds are per
 architecture, from the supernet's weights on; the teacher runs in every step.
@@ -21,9 +20,12 @@ Several commands can run at the same time, each with a file and an order of seed
 """
 
 import math
+import random
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -33,13 +35,25 @@ import numpy as np
 import torch
 from scipy.stats import kendalltau
 
-from benchmarks.common import BenchmarkError, Kept, Report, differing, read_results
-from benchmarks.signals import INTERMEDIATE, SEARCH, TARGET, Measure, draw, draw_allocations, on_task, or_diverged
+from benchmarks.candidates import dev_score, phases_of
+from benchmarks.common import BenchmarkError, Kept, Report, differing, read_results, timed
+from distill.training.loop import Diverged
 from nas.config.load import load_config
-from nas.planning.budget import limits_of
+from nas.evaluation.trained import TrainedEvaluator
+from nas.evaluation.untrained import UntrainedEvaluator
+from nas.planning.allocation import PredictedLosses
+from nas.planning.budget import kept_importance, limits_of
 from nas.planning.stages import plan
 from nas.preparation.prepare import prepare
+from nas.preparation.workspace import UntrainedWorkspace, Workspace
 from search_spaces.architecture import Architecture
+from search_spaces.equivalence import function_key
+from search_spaces.spaces import Space
+
+# Rows of the search split on which untrained candidates are scored; and the seed of the random members of a space.
+ROWS, DRAWING_SEED = 1_000, 0
+TARGET, SEARCH, KEPT = "score after full training", "score of the search", "importance kept"
+RUNG = "score at the rung"
 
 # A signal with one of these words in its name is better when it is lower.
 LOWER = ("loss", "errors")
@@ -49,6 +63,86 @@ COLUMNS = ("signal", "tau", "95 %", "of the best quarter", "seconds")
 # The settings of a run, and its measurements by name: "3" of architecture 3 untrained, "3/1" of its training with seed
 # 1, "3/1/search" of its evaluation by the search. A signal is a value with the seconds that it takes.
 Results = dict[str, Any]
+# The value of each signal, and the seconds that it takes.
+Signals = dict[str, tuple[float, float]]
+
+
+class Measure:
+    """Measures the candidates of a workspace; those that are untrained are scored on rows of the search split."""
+
+    def __init__(self, workspace: Workspace, full_steps: int) -> None:
+        self.evaluator = TrainedEvaluator(workspace)
+        self.phases = phases_of(self.evaluator, full_steps)
+        self.scorer = UntrainedEvaluator(UntrainedWorkspace((workspace,), ROWS, by_fidelity=True))
+        self.kept = kept_importance(workspace.importance())
+        self.predicted = None
+        if workspace.compensation is not None:
+            self.predicted = PredictedLosses.load(workspace.compensation.predictions, *workspace.base())
+
+    def untrained(self, architecture: Architecture) -> Signals:
+        """The signals that need no training."""
+        score, seconds = timed(lambda: self.scorer.evaluate(architecture))
+        predicted = {} if self.predicted is None else {"predicted loss": (self.predicted.of(architecture), 0.0)}
+        return {
+            "fidelity untrained": (score.value, seconds),
+            "score untrained": (score.parts[self.evaluator.config.task], seconds),
+            KEPT: (self.kept(architecture), 0.0),
+            **predicted,
+        }
+
+    def searched(self, architecture: Architecture, seed: int) -> Signals:
+        """The score of the search's own evaluation, and its intermediate value at the last rung of stage 1.
+
+        Raises:
+            distill.training.loop.Diverged: a loss or the logits stopped being finite.
+        """
+        evaluator, rungs = self.evaluator, self.evaluator.config.stage1.rungs or (Fraction(1, 2),)
+        signals: Signals = {}
+        started = time.perf_counter()
+
+        def report(step: int, score: float) -> None:
+            if step:
+                signals[RUNG] = score, time.perf_counter() - started
+
+        score, seconds = timed(lambda: evaluator.evaluate(architecture, seed, rungs, report).value)
+        return signals | {SEARCH: (score, seconds)}
+
+    def trained(self, architecture: Architecture, seed: int, name: str = TARGET) -> Signals:
+        """The score on the dev split after full training, under this name.
+
+        Raises:
+            distill.training.loop.Diverged: a loss or the logits stopped being finite.
+        """
+
+        def score() -> float:
+            model = self.evaluator.student(architecture)
+            self.evaluator.train(model, self.phases, seed)
+            return dev_score(self.evaluator, model)
+
+        return {name: timed(score)}
+
+
+def on_task(task: str) -> str:
+    """The name of the score after full training on a further task."""
+    return f"{TARGET} on {task}"
+
+
+def or_diverged(signals_of: Callable[..., Signals], *arguments: Any) -> Signals | dict[str, str]:
+    """The signals, or why the training of the candidate diverged."""
+    try:
+        return signals_of(*arguments)
+    except Diverged as error:
+        return {"diverged": str(error)}
+
+
+def draw(space: Space, number: int) -> list[Architecture]:
+    """Random members of the space that compute different functions; a smaller number draws the first of them."""
+    rng = random.Random(DRAWING_SEED)
+    members: dict[str, Architecture] = {}
+    while len(members) < number:
+        member = space.sample(rng)
+        members.setdefault(function_key(member), member)
+    return list(members.values())
 
 
 def resamples(number: int) -> np.ndarray:
@@ -133,7 +227,7 @@ def measure_missing(measure: Measure, kept: Kept, seeds: Sequence[int], further:
         kept(f"{place}/{seed}", partial(or_diverged, measure.trained, architecture, seed))
         kept(f"{place}/{seed}/search", partial(or_diverged, measure.searched, architecture, seed))
         for task, other in further.items():
-            kept(f"{place}/{seed}/{task}", partial(or_diverged, other.trained_on, architecture, seed, task))
+            kept(f"{place}/{seed}/{task}", partial(or_diverged, other.trained, architecture, seed, on_task(task)))
 
 
 def joined(paths: Sequence[Path]) -> Results:
@@ -225,9 +319,6 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="demo-ffn", help="preset or .toml file; default: %(default)s")
     parser.add_argument("--uniform", metavar="FRACTION", help="space.uniform, such as 1/32; default: the preset's")
     parser.add_argument("--mutation-rate", type=float, help="space.mutation_rate; default: the preset's")
-    parser.add_argument(
-        "--allocations", action="store_true", help="MILP allocations for random weights of their parts' losses"
-    )
     parser.add_argument("--architectures", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--full-steps", type=int, default=400, help="default: %(default)s")
     parser.add_argument("--further-tasks", nargs="+", default=[], metavar="TASK", help="further tasks to train them on")
@@ -252,27 +343,17 @@ def run(options: Namespace, report: Report) -> None:
     space = plan(config, workspace, "1", None, limits_of(config, workspace)).space
     measure = Measure(workspace, options.full_steps)
     search_steps = measure.evaluator.training_phases[-1].recipe.steps
-    least = max(search_steps, *INTERMEDIATE)
-    if options.full_steps <= least:
+    if options.full_steps <= search_steps:
         raise BenchmarkError(
-            f"--full-steps: must be above {least}, the steps of the search and of the last intermediate value, "
-            f"not {options.full_steps}"
+            f"--full-steps: must be above {search_steps}, the steps of the search, not {options.full_steps}"
         )
-    if not options.allocations:
-        architectures = draw(space, options.architectures)
-    elif measure.predicted is None:
-        raise BenchmarkError(
-            f"--allocations: {options.preset} has no predicted losses: its supernet is not compensated"
-        )
-    else:
-        architectures = draw_allocations(space, measure.predicted, options.architectures)
     settings = {
         "name": options.preset,
         "config": config.model_dump(mode="json"),
         "full_steps": options.full_steps,
         "search_steps": search_steps,
         "threads": torch.get_num_threads(),
-        "architectures": [architecture.to_json() for architecture in architectures],
+        "architectures": [architecture.to_json() for architecture in draw(space, options.architectures)],
     }
     alone = {task: config.model_copy(update={"tasks": (task,)}) for task in options.further_tasks}
     further = {task: Measure(prepare(other), options.full_steps) for task, other in alone.items()}

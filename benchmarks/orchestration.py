@@ -1,15 +1,13 @@
-"""What a search costs besides training and evaluating candidates: time for each trial, and the driver's memory.
+"""What a search costs besides training and evaluating candidates: time for each trial.
 
 Trials of known lengths (the worker sleeps) go through all that those of a real search do: sampler, ledger in a database
 file, Ray Tune, reports of intermediate values, early stopping, and notes for the dashboard. Orchestration is what
 passes in a worker from the beginning of its first trial to the beginning of its last one, without what its trials
 sleep. The time before, in which Ray and the workers start, is shown by itself. --ledger puts so many finished trials
-into the study first. With --seconds 0 the trials do not sleep: that shows how the driver grows over a long study. Linux
-alone.
+into the study first.
 """
 
 import functools
-import gc
 import itertools
 import os
 import random
@@ -28,7 +26,6 @@ from ray import tune
 from transformers import BertConfig
 
 from benchmarks.common import Report, in_new_process, summarise
-from benchmarks.memory import COLUMNS, growth_per, memory, row_of
 from nas.config.load import load_config
 from nas.planning.budget import kept_importance
 from nas.preparation.data import TaskFolders
@@ -51,8 +48,6 @@ SEED = 0
 SPREAD = 0.25
 # At half of their training, candidates are pruned that are among this lowest fraction.
 STOP = 0.3
-# So often the driver's memory is read.
-MARKS = 8
 
 
 def score_of(text: str) -> float:
@@ -115,28 +110,13 @@ def fill(folder: Path, sampler: str, trials: int) -> None:
 
 
 def measure(folder: Path, options: Namespace) -> dict[str, Any]:
-    """Run the trials in this folder; what they cost by what it is, and how this process, the driver, was at the marks:
-    its processor seconds since the mark before, and its memory.
-    """
+    """Run the trials in this folder; what they cost by what it is."""
     space, log = demo_space(), folder / "log"
     study = open_study(folder, space, options.sampler)
     BertConfig(num_labels=2).save_pretrained(folder / "teacher")
     # Of the demo, with only what the driver reads.
     workspace = Workspace(load_config("demo"), TaskFolders(folder, folder / "teacher"), folder)
-    wanted = {options.ledger + max(1, options.trials * part // MARKS) for part in range(1, MARKS + 1)}
-    marks: dict[int, dict[str, Any]] = {}
-    started, began = time.time(), time.process_time()
-
-    def on_trial(study: optuna.Study, number: int) -> None:
-        nonlocal began
-        add_note(study, number)
-        count = len(ledger.finished(study))
-        if count in wanted and count not in marks:
-            seconds = time.process_time() - began
-            gc.collect()
-            marks[count] = {"seconds": seconds, "driver": memory(os.getpid())}
-            began = time.process_time()
-
+    started = time.time()
     cluster = Cluster(workers=options.workers)
     with ray_session(cluster):
         run_trials(
@@ -147,9 +127,9 @@ def measure(folder: Path, options: Namespace) -> dict[str, Any]:
             trials=options.ledger + options.trials,
             origin=options.sampler,
             rungs=(Fraction(1, 2),),
-            stop=STOP if options.seconds else 0.0,
+            stop=STOP,
             evaluate=functools.partial(sleep, seconds=options.seconds, log=log),
-            on_trial=on_trial,
+            on_trial=add_note,
         )
     # By worker, the time when each trial began, and what it slept in all, which is in the last line of a trial.
     slept: dict[str, dict[float, float]] = {}
@@ -165,7 +145,6 @@ def measure(folder: Path, options: Namespace) -> dict[str, Any]:
         "until the first trial began": min(begin for trials in slept.values() for begin in trials) - started,
         "workers": len(slept),
         "pruned": sum(trial.state == TrialState.PRUNED for trial in study.trials),
-        "marks": marks,
     }
 
 
@@ -194,16 +173,3 @@ def run(options: Namespace, report: Report) -> None:
     columns = ("trials before", "a trial", "median", "of the wall time", "until the first trial begins", "pruned")
     title = f"{len(results['trials'])} trials of {length:.2f} s with {options.sampler} on {results['workers']} workers"
     report.table(columns, [row], title)
-    show_driver(report, results["marks"], options.ledger)
-
-
-def show_driver(report: Report, marks: dict[int, dict[str, Any]], before: int) -> None:
-    """Print the driver's memory and processor time by the number of trials, and how it grows."""
-    rows, done = [], before
-    for count, mark in marks.items():
-        rows.append((*row_of(f"after {count}", mark["driver"]), f"{1000 * mark['seconds'] / (count - done):.1f}"))
-        done = count
-    report.table(("the driver, MiB", *COLUMNS, "processor ms per trial"), rows)
-    late = list(marks)[len(marks) // 2 :]
-    growth = growth_per(late, [marks[count]["driver"]["private"] for count in late], "trial")
-    report.note(f"the driver's private memory, second half: {growth}")

@@ -7,6 +7,7 @@ a linear layer or an embedding has one byte, each output channel of a linear lay
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from search_spaces import cost
 from search_spaces.base import Base
@@ -34,61 +35,44 @@ DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class EmbeddingBytes:
+def embedding_bytes(base: Base, part: Embedding, runtime: str) -> int:
     """The bytes of the embeddings."""
-
-    runtime: str
-
-    def __call__(self, base: Base, part: Embedding) -> int:
-        # The map of an embedding of smaller rank has no bias, but scales.
-        scales = (self.runtime == INT8) * (part.rank is not None) * SCALE_AND_ZERO * base.width
-        map_biases = 0 if base.embedding is None else base.width
-        others = base.pre_norm - (not base.first_norm) + bool(base.relative_positions)
-        norms = base.embeddings_norm * (1 + base.norm_biases) * base.table_width + base.norm_size * others
-        weights = _bytes(cost.embedding_params(base, part), map_biases, map_biases, norms, self.runtime)
-        return weights + scales
+    # The map of an embedding of smaller rank has no bias, but scales.
+    scales = (runtime == INT8) * (part.rank is not None) * SCALE_AND_ZERO * base.width
+    map_biases = 0 if base.embedding is None else base.width
+    others = base.pre_norm - (not base.first_norm) + bool(base.relative_positions)
+    norms = base.embeddings_norm * (1 + base.norm_biases) * base.table_width + base.norm_size * others
+    weights = _bytes(cost.embedding_params(base, part), map_biases, map_biases, norms, runtime)
+    return weights + scales
 
 
-@dataclass(frozen=True)
-class LayerBytes:
+def layer_bytes(base: Base, layer: Layer, runtime: str) -> int:
     """The bytes of a layer."""
-
-    runtime: str
-
-    def __call__(self, base: Base, layer: Layer) -> int:
-        attention, ffn = layer.attention, layer.ffn
-        width = attention.heads * base.width // base.heads
-        of_attention = 0 if layer.left_out else attention.experts * (3 * width + base.width)
-        inner = (1 + ffn.graph.gated) * ffn.inner(base) if ffn.stack else 0
-        channels = of_attention + ffn.stack * ffn.experts.count * (inner + base.width)
-        biases = {"all": channels, "not inner": of_attention + ffn.stack * base.width, "none": 0}[base.biases]
-        norms = base.norm_size * ((not layer.left_out) + ffn.stack)
-        weights = _bytes(cost.layer_params(base, layer), channels, biases, norms, self.runtime)
-        hashed = ffn.experts.count > 1 and not ffn.experts.gated
-        described = DESCRIPTIONS[self.runtime]
-        blocks = ffn.stack * (described.block + hashed * base.vocabulary)  # a routing table has a byte for each token
-        return weights + blocks + (not layer.left_out) * described.attention
+    attention, ffn = layer.attention, layer.ffn
+    width = attention.heads * base.width // base.heads
+    of_attention = 0 if layer.left_out else attention.experts * (3 * width + base.width)
+    inner = (1 + ffn.graph.gated) * ffn.inner(base) if ffn.stack else 0
+    channels = of_attention + ffn.stack * ffn.experts.count * (inner + base.width)
+    biases = {"all": channels, "not inner": of_attention + ffn.stack * base.width, "none": 0}[base.biases]
+    norms = base.norm_size * ((not layer.left_out) + ffn.stack)
+    weights = _bytes(cost.layer_params(base, layer), channels, biases, norms, runtime)
+    hashed = ffn.experts.count > 1 and not ffn.experts.gated
+    described = DESCRIPTIONS[runtime]
+    blocks = ffn.stack * (described.block + hashed * base.vocabulary)  # a routing table has a byte for each token
+    return weights + blocks + (not layer.left_out) * described.attention
 
 
-@dataclass(frozen=True)
-class HeadBytes:
+def head_bytes(base: Base, part: PredictionHead, runtime: str, num_labels: int, head: cost.HeadCost) -> int:
     """The bytes of a head of this kind."""
-
-    runtime: str
-    num_labels: int
-    head: cost.HeadCost
-
-    def __call__(self, base: Base, part: PredictionHead) -> int:
-        params = cost.head_params(base, part, self.num_labels, self.head)
-        if self.head.vocabulary:
-            inner = (base.embedding or base.width) * base.dense_word_head
-            words = base.vocabulary * base.dense_word_head
-            channels = inner + base.vocabulary * (not base.tied)
-            return _bytes(params, channels, inner, 2 * inner + words, self.runtime)
-        pooler = base.width if self.head.pooled or base.dense_heads else 0
-        channels = pooler + part.experts * self.head.of(self.num_labels)
-        return _bytes(params, channels, channels, 0, self.runtime)
+    params = cost.head_params(base, part, num_labels, head)
+    if head.vocabulary:
+        inner = (base.embedding or base.width) * base.dense_word_head
+        words = base.vocabulary * base.dense_word_head
+        channels = inner + base.vocabulary * (not base.tied)
+        return _bytes(params, channels, inner, 2 * inner + words, runtime)
+    pooler = base.width if head.pooled or base.dense_heads else 0
+    channels = pooler + part.experts * head.of(num_labels)
+    return _bytes(params, channels, channels, 0, runtime)
 
 
 def _bytes(params: int, channels: int, biases: int, norms: int, runtime: str) -> int:
@@ -105,6 +89,11 @@ def _bytes(params: int, channels: int, biases: int, norms: int, runtime: str) ->
 
 def size_limit(maximum: int, runtime: str, num_labels: int, head: cost.HeadCost) -> Limit:
     """The limit on the bytes of the file in this runtime, of models with this prediction head."""
-    fixed = DESCRIPTIONS[runtime].model
-    heads = HeadBytes(runtime, num_labels, head)
-    return Limit("size", fixed, LayerBytes(runtime), maximum, heads, EmbeddingBytes(runtime))
+    return Limit(
+        "size",
+        DESCRIPTIONS[runtime].model,
+        partial(layer_bytes, runtime=runtime),
+        maximum,
+        partial(head_bytes, runtime=runtime, num_labels=num_labels, head=head),
+        partial(embedding_bytes, runtime=runtime),
+    )

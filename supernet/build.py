@@ -18,7 +18,8 @@ from distill.encoders.student.anatomy import SIZES, Family
 from distill.encoders.student.ffn import EXPORTED_OPERATIONS
 from distill.encoders.student.student import export_fault
 from distill.encoders.students import class_of, student_config, student_family
-from distill.tasks.types import TaskType, classification, embeddings, task_type_of
+from distill.tasks.types import CLASSIFICATION, TASK_TYPES, TaskType, task_type_of
+from distill.tasks.types.embeddings import POOLING
 from distill.training.reranker import SETTINGS
 from distill.training.teacher import TeacherError
 from foundation.errors import UserError
@@ -37,7 +38,7 @@ INHERITED = (
     "problem_type",
     "pad_token_id",
     "tie_word_embeddings",
-    embeddings.POOLING,
+    POOLING,
     SETTINGS,
 )
 # The values of an architecture for which only some families have the modules, and the keys of their configurations.
@@ -232,7 +233,7 @@ def check_exportable(architecture: Architecture) -> None:
 
 def build(
     architecture: Architecture,
-    task_type: TaskType | None = classification.TYPE,
+    task_type: TaskType | None = TASK_TYPES[CLASSIFICATION],
     num_labels: int = 2,
     template: PretrainedConfig | None = None,
     weights: Mapping[str, Tensor] | None = None,

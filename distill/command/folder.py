@@ -1,13 +1,14 @@
-"""The folder `--out` of a command: checked before the work, written as a whole after it, or resumed."""
+"""The folder `--out` of a command: checked before the work, written as a whole after it, or resumed with the same
+options and the same content of the files that the run reads.
+"""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distill.command.contents import check_contents
 from foundation.errors import UserError
-from foundation.files import write_atomically
+from foundation.files import files_of_model, fingerprint, write_atomically
 
 # The key of the contents of files among the recorded options.
 CONTENTS = "contents"
@@ -63,3 +64,40 @@ def check_resumed(out: Path, file: Path, recorded: dict[str, Any], contents: Map
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"--resume: {flag} was {stored.get(name)!r}, not {value!r}")
     check_contents(f"--out {out}", stored.get(CONTENTS, {}), contents)
+
+
+def contents(files: Iterable[str | Path], models: Iterable[str] = ()) -> dict[str, str]:
+    """By path, a hash of each of these that is here: of a file, of the texts below a folder, or of a model's folder.
+    What comes from the hub has no path.
+    """
+    parts = {path: [path] if path.is_file() else sorted(path.rglob("*.txt")) for path in map(Path, files)}
+    parts |= {folder: files_of_model(folder) for folder in map(Path, models)}
+    return {str(path.resolve()): fingerprint([one.name for one in of], *of) for path, of in parts.items() if of}
+
+
+def contents_of(options: Any) -> dict[str, str]:
+    """As `contents`, of the files and models that the options of a command name."""
+    from distill.tasks.readers import reader_of  # imports torch, which takes seconds
+
+    given = vars(options)
+    files = [given[name] for name in ("train", "dev") if given.get(name) is not None]
+    files += given.get("corpus") or ()
+    if options.data is not None:
+        sources = reader_of(options.task).sources(options.task, options.data)
+        files += [source for source in sources if isinstance(source, Path)]
+    models = [given[name] for name in ("teacher", "student", "checkpoint") if given.get(name) is not None]
+    return contents(files, map(str, [*models, *given.get("assistant", ())]))
+
+
+def check_contents(place: str, stored: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise UserError if a file is not what it was; those that only one of the two has are not compared.
+
+    Args:
+        place: what began with the stored ones, for the message.
+    """
+    for path, content in now.items():
+        if stored.get(path, content) != content:
+            raise UserError(
+                f"{path} is not what it was when {place} began: put the old content back, or start anew in another "
+                "folder"
+            )

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.choices import listing, tasks
 from distill.cli import Parser, ParserOrGroup, add_device_option, add_output_options, add_precision_option
-from distill.command.contents import contents_of
-from distill.command.folder import check_new, check_resumed
+from distill.command.folder import check_new, check_resumed, contents_of
 from distill.training.layout import OPTIONS_FILE
 from foundation.errors import UserError, shortened
 

@@ -10,8 +10,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from distill.cli import DONE
-from distill.command.contents import contents_of
-from distill.command.folder import CONTENTS
+from distill.command.folder import CONTENTS, contents_of
 from distill.command.options import recorded
 from distill.table import Column, Table, difference, millions, with_error
 from distill.training.evaluation import Load

@@ -18,7 +18,6 @@ from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_choice, check_fractions, check_positive
 from distill.objectives.kd import labels_and_predictions
 from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
-from distill.objectives.spec import ObjectiveSpec
 from distill.tasks.encoding import Encoded
 from distill.tasks.types import get_task_type
 
@@ -98,15 +97,12 @@ def codir(
     )
 
 
-def _bank_arguments(rows: Encoded | None) -> dict[str, Any]:
+def bank_arguments(rows: Encoded | None) -> dict[str, Any]:
     """The size of the memory banks and the classes of their rows."""
     classes = None
     if rows is not None and rows.labels is not None and get_task_type(rows.task_type).single_label:
         classes = rows.labels.tolist()
     return {"rows": 2 if rows is None else len(rows), "labels": classes}
-
-
-CODIR = ObjectiveSpec(codir, row_arguments=_bank_arguments)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ from torch import Tensor
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_positive, check_weights
 from distill.objectives.outputs import LOGITS, Batch, Outputs
-from distill.objectives.spec import ObjectiveSpec
 
 
 def embeddings(
@@ -51,9 +50,6 @@ def embeddings(
         ],
         maps,
     )
-
-
-EMBEDDINGS = ObjectiveSpec(embeddings, without_labels={"vector": 0.0, "similarity": 0.0})
 
 
 def _vectors(student: Outputs, teacher: Outputs) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ from torch import Tensor
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_fractions, check_positive, check_weights, sum_of
 from distill.objectives.outputs import HIDDEN_STATES, Batch, Outputs, of_layers
-from distill.objectives.spec import ObjectiveSpec
 
 
 def hard_labels() -> Objective:
@@ -21,9 +20,6 @@ def none(student: Any, teacher: Any = None, *, balance: float = 0.0) -> Objectiv
     regression the mean square error.
     """
     return Objective([terms.labels(1.0), terms.balance(balance)])
-
-
-NONE = ObjectiveSpec(none, needs_teacher=False)
 
 
 def kd(student: Any, teacher: Any, *, alpha: float = 0.5, temperature: float = 2.0, balance: float = 0.0) -> Objective:
@@ -41,9 +37,6 @@ def kd(student: Any, teacher: Any, *, alpha: float = 0.5, temperature: float = 2
         temperature: T.
     """
     return Objective([*labels_and_predictions(alpha, temperature), terms.balance(balance)])
-
-
-KD = ObjectiveSpec(kd)
 
 
 def pkd(
@@ -93,9 +86,6 @@ def pkd(
     )
 
 
-PKD = ObjectiveSpec(pkd)
-
-
 def distilbert(
     student: Any,
     teacher: Any,
@@ -136,9 +126,6 @@ def distilbert(
         ],
         maps,
     )
-
-
-DISTILBERT = ObjectiveSpec(distilbert, without_labels={"labels": 0.0, "soft": 0.0})
 
 
 def labels_and_predictions(alpha: float, temperature: float, mean_over_classes: bool = False) -> list[Term]:

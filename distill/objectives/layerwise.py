@@ -12,7 +12,7 @@ from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_choice, check_positive, check_weights, sum_of
 from distill.objectives.heads import OTHERS, check_heads, places
 from distill.objectives.outputs import ATTENTION_SCORES, Batch, Outputs, of_layers
-from distill.objectives.spec import ObjectivePhase, ObjectiveSpec, Settings
+from distill.objectives.spec import ObjectivePhase, Settings
 from distill.tasks.types import predicts_numbers
 
 # TinyBERT's two phases on a task: 10 epochs at 5e-5, then 3 at 3e-5.
@@ -76,9 +76,6 @@ def efficientbert(
     )
 
 
-EFFICIENTBERT = ObjectiveSpec(efficientbert, without_labels={"prediction": 0.0})
-
-
 def tinybert(
     student: Any,
     teacher: Any,
@@ -131,7 +128,7 @@ def tinybert(
     return Objective([prediction_term, terms.balance(balance)])
 
 
-def _tinybert_phases(settings: Settings) -> tuple[ObjectivePhase, ...]:
+def tinybert_phases(settings: Settings) -> tuple[ObjectivePhase, ...]:
     """Both phases, unless the setting `phase` chooses one."""
     if "phase" in settings:
         return (ObjectivePhase(settings),)
@@ -139,9 +136,6 @@ def _tinybert_phases(settings: Settings) -> tuple[ObjectivePhase, ...]:
         ObjectivePhase({**settings, "phase": "intermediate"}, INTERMEDIATE),
         ObjectivePhase({**settings, "phase": "prediction"}, PREDICTION, PREDICTION_RATE),
     )
-
-
-TINYBERT = ObjectiveSpec(tinybert, without_labels={"prediction": 0.0, "phase": "intermediate"}, phases=_tinybert_phases)
 
 
 def _attention(

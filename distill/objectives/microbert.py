@@ -32,7 +32,6 @@ from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_choice, check_positive, sum_of
 from distill.objectives.critic import ADVERSARIAL_FORMS, Critic
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, Batch, Outputs, of_layers
-from distill.objectives.spec import ObjectiveSpec
 from distill.tasks.types import get_task_type
 
 # The teacher's states that are averaged for each state of the student; and the choices in which the first of these is
@@ -184,12 +183,3 @@ def _predictions(outputs: Outputs, batch: Batch, width: int) -> Tensor:
             f"{logits_ND.shape[-1]:,}; the critic of masked words, or of several tasks, must read cls_state"
         )
     return logits_ND
-
-
-MICROBERT = ObjectiveSpec(
-    microbert,
-    # Without labels no head is trained whose predictions a critic could read.
-    without_labels={"labels": 0.0, "soft": 0.0, "critic_input": "cls_state"},
-    # A critic of logits has a parameter for every class.
-    of_one_task=lambda settings: settings.get("critic_input") == "logits" and bool(settings.get("adversarial", True)),
-)

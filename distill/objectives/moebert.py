@@ -6,7 +6,6 @@ import torch
 
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, check_weights
-from distill.objectives.spec import ObjectiveSpec
 
 
 def moebert(
@@ -55,6 +54,3 @@ def moebert(
         )
     states = terms.hidden("hidden", distill * hidden, pairs, maps, padding=paper_compatible)
     return Objective([label_term, states, prediction_term, terms.balance(balance)], maps)
-
-
-MOEBERT = ObjectiveSpec(moebert, without_labels={"labels": 0.0, "prediction": 0.0})

@@ -10,11 +10,8 @@ from distill.objectives import losses, terms
 from distill.objectives.base import Objective, Term, sum_of
 from distill.objectives.heads import OTHERS, check_any, check_heads, places
 from distill.objectives.outputs import HIDDEN_STATES, RELATIONS, Batch, Outputs, of_layers
-from distill.objectives.spec import ObjectiveSpec
 
 NAMES = ("query", "key", "value")
-# The papers distill without labels, but on labeled rows a new head learns from nothing else.
-WITH_LABELS, WITHOUT_LABELS = {"labels": 1.0}, {"labels": 0.0}
 
 
 def minilm(
@@ -54,9 +51,7 @@ def minilm(
             f"minilm needs equal head counts: student {student.num_attention_heads}, teacher {heads}; "
             f"give the student {heads} heads, or take minilmv2, whose relation heads are independent of them"
         )
-    needs, teacher_needs = frozenset({RELATIONS}), _taught(teacher_layer, teacher)
-    number = teacher_layer or teacher.num_hidden_layers
-    taught = heads_of(teacher)[number - 1]
+    needs, (teacher_needs, number, taught) = frozenset({RELATIONS}), _taught(teacher_layer, teacher)
     if attention or values:
         check_heads(student, teacher, student.num_hidden_layers, number, "minilm")
 
@@ -76,9 +71,6 @@ def minilm(
             terms.balance(balance),
         ]
     )
-
-
-MINILM = ObjectiveSpec(minilm, WITH_LABELS, WITHOUT_LABELS)
 
 
 def minilmv2(
@@ -115,9 +107,8 @@ def minilmv2(
         ValueError: R does not divide both widths, the student's last layer has no heads or the teacher's lacks one of
             them, or the teacher has no such layer.
     """
-    needs, number = _taught(teacher_layer, teacher), teacher_layer or teacher.num_hidden_layers
-    own, taught = heads_of(student)[-1], heads_of(teacher)[number - 1]
-    most = teacher.num_attention_heads
+    needs, number, taught = _taught(teacher_layer, teacher)
+    own, most = heads_of(student)[-1], teacher.num_attention_heads
     same = student.num_attention_heads == most and UNKNOWN not in own + taught
     if relation:
         check_any(own, "student", student.num_hidden_layers, "minilmv2")
@@ -137,9 +128,6 @@ def minilmv2(
 
     relations = Term("relation", relation, frozenset({RELATIONS}), relation_loss, needs, by_heads=True)
     return Objective([relations, terms.labels(labels), terms.balance(balance)])
-
-
-MINILMV2 = ObjectiveSpec(minilmv2, WITH_LABELS, WITHOUT_LABELS)
 
 
 def minimoe(
@@ -172,8 +160,7 @@ def minimoe(
     Raises:
         ValueError: R does not divide both widths, or the teacher has no such layer, or no heads there.
     """
-    needs, number = _taught(teacher_layer, teacher), teacher_layer or teacher.num_hidden_layers
-    taught = heads_of(teacher)[number - 1]
+    needs, number, taught = _taught(teacher_layer, teacher)
     if relation:
         check_any(taught, "teacher", number, "minimoe", f"take another teacher_layer, or {OTHERS}")
     _check_relation_heads(relation_heads, student.hidden_size, _channels(teacher, len(taught)))
@@ -185,9 +172,6 @@ def minimoe(
 
     relations = Term("relation", relation, frozenset({HIDDEN_STATES}), relation_loss, needs, by_heads=True)
     return Objective([relations, terms.labels(labels), terms.balance(balance)], auxiliary)
-
-
-MINIMOE = ObjectiveSpec(minimoe, WITH_LABELS, WITHOUT_LABELS)
 
 
 def _relations(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...], batch: Batch, heads: int) -> Tensor:
@@ -225,12 +209,15 @@ def _channels(config: Any, heads: int) -> int:
     return int(config.hidden_size * heads // config.num_attention_heads)
 
 
-def _taught(layer: int, teacher: Any) -> frozenset[str]:
-    """The names of the needed teacher outputs: the relations of this layer, or of the last one if `layer` is 0."""
+def _taught(layer: int, teacher: Any) -> tuple[frozenset[str], int, Heads]:
+    """The names of the needed teacher outputs, the relations of this layer, or of the last one if `layer` is 0; the
+    number of that layer; and its heads.
+    """
     layers = teacher.num_hidden_layers
     if not 0 <= layer <= layers:
         raise ValueError(f"teacher_layer={layer}: the teacher has {layers} layers: 1 to {layers}, or 0, the last")
-    return frozenset({RELATIONS}) if layer in (0, layers) else of_layers(RELATIONS, [layer])
+    needs = frozenset({RELATIONS}) if layer in (0, layers) else of_layers(RELATIONS, [layer])
+    return needs, layer or layers, heads_of(teacher)[(layer or layers) - 1]
 
 
 def _check_relation_heads(relation_heads: int, student_channels: int, teacher_channels: int) -> None:

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_weights
 from distill.objectives.outputs import LOGITS, Batch, Outputs
-from distill.objectives.spec import ObjectiveSpec
 from distill.tasks.encoding import Encoded
 
 
@@ -52,11 +51,6 @@ def reranking(
         ],
         maps,
     )
-
-
-RERANKING = ObjectiveSpec(
-    reranking, without_labels={"score": 0.0, "margin": 0.0}, row_arguments=lambda rows: {"rows": rows}
-)
 
 
 def _margins(student: Outputs, teacher: Outputs, batch: Batch) -> Tensor:

@@ -14,7 +14,7 @@ from distill.objectives import layer_maps
 from distill.objectives.base import Objective, check_fractions
 from distill.objectives.kd import none
 from distill.objectives.outputs import Batch
-from distill.objectives.spec import ObjectiveSpec, Settings
+from distill.objectives.spec import Settings
 
 
 def theseus(student: Any, teacher: Any, *, balance: float = 0.0, start: float = 0.3, until: float = 0.75) -> Objective:
@@ -150,13 +150,11 @@ def _replaceable_forward(
 
 
 @contextlib.contextmanager
-def _replaced_layers(
+def replaced_layers(
     student: PreTrainedModel, teacher: PreTrainedModel, *, settings: Settings, steps: int, seed: int
 ) -> Iterator[Callable[[Iterable[Batch]], Iterable[Batch]]]:
+    """The training context of `theseus`, see `distill.objectives.spec.TrainingContext`."""
     start, until = float(settings["start"]), float(settings["until"])
     replacement = Replacement(student.config.num_hidden_layers, steps, seed, start, until)
     with replacing(student, teacher, replacement):
         yield replacement.drawn
-
-
-THESEUS = ObjectiveSpec(theseus, training_context=_replaced_layers)

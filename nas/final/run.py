@@ -11,8 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from distill.cli import DONE, is_first_process
-from distill.command.contents import check_contents
-from distill.command.folder import CONTENTS
+from distill.command.folder import CONTENTS, check_contents
 from distill.command.report import show_measurements, write_metrics
 from distill.tasks.classes import with_classes_of
 from distill.tasks.corpora import embedded_corpus

@@ -29,7 +29,7 @@ from search_spaces.counting import add
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import DENSE, FFN, Embedding, Layer, PredictionHead
 from search_spaces.limits import Limit
-from search_spaces.size import INT8, EmbeddingBytes, size_limit
+from search_spaces.size import INT8, embedding_bytes, size_limit
 from search_spaces.spaces import GRAPHS, SIZES, Space, SpaceError
 from supernet.build import ExportError
 from supernet.order.importance import allocate_by_importance
@@ -118,7 +118,7 @@ def size_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
     runtime = config.deployment.runtime
     limit = size_limit(maximum, runtime, num_labels, head)
     ranks = [Embedding(rank) for rank in config.space.genes().get("rank", (None,))]
-    taken, in_int8 = (min(EmbeddingBytes(form)(base, part) for part in ranks) for form in (runtime, INT8))
+    taken, in_int8 = (min(embedding_bytes(base, part, form) for part in ranks) for form in (runtime, INT8))
     if taken >= maximum:
         smaller = "" if runtime == INT8 else f", or use --runtime {INT8} ({limit.in_words(in_int8)})"
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
-from distill.command.contents import contents
+from distill.command.folder import contents
 from distill.encoders.family import family_of
 from distill.objectives import OBJECTIVES
 from distill.tasks.classes import weighted, with_classes_of

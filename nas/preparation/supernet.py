@@ -56,7 +56,7 @@ from supernet.build import added_operations, build, from_teacher, layer_output_s
 from supernet.cut import cut, cut_projections
 from supernet.order.importance import sort_channels, sort_heads, summed_loss
 from supernet.order.moments import sampled_loss
-from supernet.order.orders import ORDERS, OrderInputs, by_importance, heads_by_importance
+from supernet.order.orders import ORDERS, OrderInputs
 from supernet.warmup import warm_up
 
 # The statistics of layer outputs, by which the upper blocks of a stack are initialized, are over this many batches.
@@ -207,7 +207,7 @@ def _make_supernet(
         supernet, projections = _cut(config, folders, source, base, phase)
     context.on_progress("supernet: order of its channels", None)
     inputs = order_inputs(context, folders, supernet, phase, projections)
-    importance, order = by_importance(inputs), ORDERS[config.supernet.order]
+    importance, order = inputs.importances[0], ORDERS[config.supernet.order]
     scores = importance if config.supernet.order == "importance" else order.channels(inputs)
     weights = sort_channels(supernet.state_dict(), scores, supernet.config)
     kept: dict[str, Tensor] = {}
@@ -216,7 +216,7 @@ def _make_supernet(
         head_scores = order.heads(inputs)
         kept = {
             f"{HEADS_IN_FILE}{layer}": of_layer.sort(descending=True).values
-            for layer, of_layer in enumerate(heads_by_importance(inputs))
+            for layer, of_layer in enumerate(inputs.importances[1])
         }
         weights = sort_heads(weights, head_scores, supernet.config)
         supernet.config.kept_heads = [

@@ -18,8 +18,8 @@ from distill.training.recipe import MixedPrecision
 from nas.config.recipes import RecipeTable
 from nas.config.schema import StudyConfig
 from nas.config.stages import StageTable
+from nas.config.values import parse_latency
 from nas.evaluation.modes import MODES
-from nas.latency.limit import parse_latency
 from nas.latency.onnx_table import LAYERS, LAYERS_OF_WIDTH
 from nas.planning.budget import base_model, closed_limits, largest_uniform
 from nas.preparation.entries import TRAINING, Entry, Work, teacher_of

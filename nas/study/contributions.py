@@ -52,7 +52,7 @@ def metric_of_rows(config: StudyConfig, rows: np.ndarray) -> Metric:
     # These import torch, which takes seconds.
     from distill.tasks.readers import glue
     from distill.tasks.readers.tables import USUAL
-    from distill.tasks.types import get_task_type, token_classification
+    from distill.tasks.types import TASK_TYPES, TOKEN_CLASSIFICATION, get_task_type
     from nas.preparation.data import type_of_rows
 
     if (own := config.rows.get(config.task)) is not None:
@@ -60,7 +60,7 @@ def metric_of_rows(config: StudyConfig, rows: np.ndarray) -> Metric:
         return kind.metrics[own.metric or USUAL[kind.name][0]]
     if config.task in glue.TASKS:
         return glue.TASKS[config.task].task.score_metric
-    return token_classification.TYPE.metrics["f1" if rows.shape[1] == ENTITY_COLUMNS else "accuracy"]
+    return TASK_TYPES[TOKEN_CLASSIFICATION].metrics["f1" if rows.shape[1] == ENTITY_COLUMNS else "accuracy"]
 
 
 def paired_lead(config: StudyConfig, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from distill.command.contents import check_contents
+from distill.command.folder import check_contents
 from foundation.errors import UserError
 from foundation.files import fingerprint, read_json, write_text
 from nas.config.load import load_config

@@ -65,16 +65,6 @@ class Order:
     heads: Callable[[OrderInputs], HeadScores]
 
 
-def by_importance(inputs: OrderInputs) -> Scores:
-    """MoEBERT's importance (equation 4)."""
-    return inputs.importances[0]
-
-
-def heads_by_importance(inputs: OrderInputs) -> HeadScores:
-    """By how much the loss changes without a head, to first order (Michel et al., 2019)."""
-    return inputs.importances[1]
-
-
 def by_reconstruction(inputs: OrderInputs) -> Scores:
     """Forward selection of what reconstructs the block's output, see `supernet.order.reconstruction`."""
     of_blocks = iter([of_block for of_layer in inputs.moments.blocks() for of_block in of_layer])
@@ -124,16 +114,6 @@ def heads_at_random(inputs: OrderInputs) -> HeadScores:
     return [torch.rand(inputs.heads, generator=generator) for _ in encoder_layers(inputs.model)]
 
 
-def unsorted(inputs: OrderInputs) -> Scores:
-    """The order in which the warm-up has left them, as EfficientBERT slices them."""
-    return _block_by_block(inputs, lambda block: _descending(torch.arange(block.expand.out_features)))
-
-
-def heads_unsorted(inputs: OrderInputs) -> HeadScores:
-    """The order in which the warm-up has left them."""
-    return [_descending(torch.arange(inputs.heads)) for _ in encoder_layers(inputs.model)]
-
-
 def _block_by_block(inputs: OrderInputs, score: Callable[[Any], Tensor]) -> Scores:
     """What a function of an `FFNBlock` says of every block, in order."""
     return [[score(block) for block in layer.ffn] for layer in encoder_layers(inputs.model)]
@@ -147,9 +127,13 @@ def _descending(order_E: Tensor) -> Tensor:
 
 
 ORDERS: dict[str, Order] = {
-    "importance": Order(by_importance, heads_by_importance),
+    "importance": Order(lambda inputs: inputs.importances[0], lambda inputs: inputs.importances[1]),
     "reconstruction": Order(by_reconstruction, heads_by_reconstruction),
     "magnitude": Order(by_magnitude, heads_by_magnitude),
     "random": Order(at_random, heads_at_random),
-    "unsorted": Order(unsorted, heads_unsorted),
+    # The order in which the warm-up has left them, as EfficientBERT slices them.
+    "unsorted": Order(
+        lambda inputs: _block_by_block(inputs, lambda block: _descending(torch.arange(block.expand.out_features))),
+        lambda inputs: [_descending(torch.arange(inputs.heads)) for _ in encoder_layers(inputs.model)],
+    ),
 }

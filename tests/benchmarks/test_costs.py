@@ -1,4 +1,4 @@
-"""The benchmarks of speed and memory: their statistics, and each at its smallest size."""
+"""The benchmarks of speed: their statistics, and each at its smallest size."""
 
 import json
 from collections.abc import Callable
@@ -10,18 +10,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.latency import errors
-from benchmarks.memory import growth_per
 from benchmarks.throughput import LENGTHS, SETTINGS, sequences
 from tests.benchmarks.tables import cells_of
-from tests.nas.tiny_study import TinyStudy
-
-
-def test_growth_is_a_least_squares_line() -> None:
-    counts = [1, 250, 500, 1000]
-    assert growth_per(counts, [7 + 3 * 1024 * count for count in counts], "trial") == "+3.0 ± 0.0 KiB per trial"
-    # The residuals are -1/2, 1, -1/2: their squares, 3/2 with one degree of freedom, over 2 of the counts'.
-    assert growth_per([0, 1, 2], [0, 2048, 1024], "trial") == "+0.5 ± 0.9 KiB per trial"
-    assert growth_per([1, 2], [1, 2], "trial") == "too few for a slope per trial"
 
 
 def test_errors_of_predictions() -> None:
@@ -44,17 +34,11 @@ def check_latency(results: Results, cells: Cells) -> None:
     assert {"latency, undisturbed", "ratio to the teacher, median pass"} < set(cells)
 
 
-def check_memory(results: Results, cells: Cells) -> None:
-    assert len(results["worker"]) == 4
-    resident, proportional, private, peak = map(int, cells["after 1"])
-    assert private <= proportional <= resident <= peak + 2  # the kernel counts pages of a thread late
-
-
 def check_orchestration(results: Results, cells: Cells) -> None:
     assert len(results["trials"]) == 8
     # All but the first trial of each worker, none of which is negative but for rounding.
     assert len(results["orchestration"]) == 8 - results["workers"] and min(results["orchestration"]) > -0.01
-    assert {"5", "after 6", "after 13"} < set(cells), "five trials were there before"
+    assert "5" in cells, "five trials were there before"
 
 
 def check_throughput(results: Results, cells: Cells) -> None:
@@ -65,7 +49,6 @@ def check_throughput(results: Results, cells: Cells) -> None:
 
 SMALLEST: dict[str, tuple[str, Callable[[Results, Cells], None]]] = {
     "latency": ("--experts --architectures 3 --rounds 2 --threads 1", check_latency),
-    "memory": ("--candidates 3 --preset {preset}", check_memory),
     "orchestration": ("--trials 8 --seconds 0.2 --ledger 5", check_orchestration),
     "throughput": ("--lengths sst2 --steps 1 --batch 2 --rounds 1 --threads 1", check_throughput),
 }
@@ -74,8 +57,8 @@ SMALLEST: dict[str, tuple[str, Callable[[Results, Cells], None]]] = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_without_tokens")
 @pytest.mark.parametrize("name", SMALLEST)
-def test_the_smallest_run(name: str, tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smallest_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options, check = SMALLEST[name]
     path = tmp_path / "raw.json"
-    assert main([name, *options.format(preset=tiny_study.preset).split(), "--json", str(path)]) == 0
+    assert main([name, *options.split(), "--json", str(path)]) == 0
     check(json.loads(path.read_text())["results"], cells_of(capsys.readouterr().out))

@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from benchmarks import evidence, signals
 from benchmarks.__main__ import main
 from benchmarks.common import BenchmarkError, Report, read_results
-from benchmarks.evidence import Signal, others, show
-from benchmarks.signals import KEPT, RUNG, SEARCH, TARGET, draw, draw_allocations, on_task
+from benchmarks.evidence import KEPT, RUNG, SEARCH, TARGET, Signal, draw, on_task, others, show
 from search_spaces import Space
 from search_spaces.equivalence import function_key
 from tests.benchmarks.tables import cells_of
-from tests.nas.planning.test_allocation import losses
-from tests.nas.planning.test_allocation import space as small_space
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import BASE
 
@@ -76,20 +72,10 @@ def test_architectures_are_different_functions_and_the_same_ones_again() -> None
     assert draw(SPACE, 5) == architectures[:5]
 
 
-def test_allocations_are_members_and_the_same_ones_again() -> None:
-    allocated = draw_allocations(small_space(), losses(), 4)
-    assert len({function_key(architecture) for architecture in allocated}) == len(allocated) > 1
-    assert all(architecture in small_space() for architecture in allocated)
-    assert draw_allocations(small_space(), losses(), 2) == allocated[:2]
-    assert len(draw_allocations(small_space(), losses(), 10**6)) < 50
-
-
 def test_it_goes_on_where_it_was_cut_short(
-    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "evidence.json"
-    monkeypatch.setattr(signals, "INTERMEDIATE", (1, 2))
-    monkeypatch.setattr(evidence, "INTERMEDIATE", (1, 2))
 
     def run(*arguments: object, status: int = 0) -> tuple[str, str]:
         assert main(["evidence", *map(str, arguments)]) == status
@@ -127,7 +113,7 @@ def test_it_goes_on_where_it_was_cut_short(
     assert re.search(r"odd.json is of another run than .*even.json \(full_steps\)", error)
 
     _, error = run(*command, "--full-steps", 6, status=2)
-    assert "--full-steps: must be above 6, the steps of the search and of the last intermediate value, not 6" in error
+    assert "--full-steps: must be above 6, the steps of the search, not 6" in error
 
 
 def values_of(results: dict[str, Any]) -> dict[str, dict[str, float]]:

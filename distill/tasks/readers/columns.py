@@ -1,17 +1,19 @@
 """Validation of the columns and cells of tables."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
+from distill.tasks.task import TaskError
 from foundation.errors import did_you_mean, shortened
 
 SHOWN = 12
 """The maximum number of columns that an error message lists."""
 
 
-def column_problem(wanted: Iterable[str], names: Iterable[str]) -> str:
-    """A description of the error if a table's column names do not have each wanted column exactly once, else ""."""
+def check_columns(place: str | Path, wanted: Iterable[str], names: Iterable[str]) -> None:
+    """Raise TaskError if a table's column names do not have each wanted column exactly once."""
     columns = list(names)
     for name in wanted:
         if columns.count(name) != 1:
@@ -19,8 +21,7 @@ def column_problem(wanted: Iterable[str], names: Iterable[str]) -> str:
             more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
             problem = f"{columns.count(name)} columns {name!r}" if name in columns else f"no column {name!r}"
             suggestion = "" if name in columns else did_you_mean(name, columns)
-            return f"{problem}{suggestion}; its columns are {known}{more}"
-    return ""
+            raise TaskError(f"{place}: {problem}{suggestion}; its columns are {known}{more}")
 
 
 def finite(text: str) -> float | None:

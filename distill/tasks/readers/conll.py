@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distill.tasks.entities import OUTSIDE, place_and_type
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import column_problem
+from distill.tasks.readers.columns import check_columns
 from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
@@ -135,9 +135,7 @@ def tags_of(tags: Iterable[str]) -> tuple[str, ...]:
 
 def from_columns(where: str, table: dict[str, list], tags: tuple[str, ...]) -> TaggedSplit:
     """The rows of a table in the hub's layout: columns `tokens` and `ner_tags`, a tag by its number."""
-    problem = column_problem(("tokens", "ner_tags"), table)
-    if problem:
-        raise TaskError(f"{where}: {problem}")
+    check_columns(where, ("tokens", "ner_tags"), table)
     rows = [(words, numbers) for words, numbers in zip(table["tokens"], table["ner_tags"], strict=True) if words]
     wrong = next((number for _, numbers in rows for number in numbers if not 0 <= number < len(tags)), None)
     if wrong is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import column_problem, finite
+from distill.tasks.readers.columns import check_columns, finite
 from distill.tasks.readers.texts import read_lines
 from distill.tasks.splits import Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
@@ -181,9 +181,7 @@ def read_cells(
         raise TaskError(f"{path}: the file is empty")
     first = 0 if header else 1
     header = header or lines[0].split("\t")
-    problem = column_problem(columns, header)
-    if problem:
-        raise TaskError(f"{path}: {problem}")
+    check_columns(path, columns, header)
     places = [header.index(column) for column in columns]
     rows: list[tuple[int, list[str]]] = []
     malformed = 0
@@ -201,9 +199,7 @@ def read_cells(
 def from_columns(source: Source, table: Mapping[str, Sequence]) -> Split:
     """The rows of a table in the hub's layout: columns `hub_texts` and `label`, a class by its number."""
     where = ":".join(filter(None, source.hub))
-    problem = column_problem((*source.hub_texts, "label"), table)
-    if problem:
-        raise TaskError(f"{where}: {problem}")
+    check_columns(where, (*source.hub_texts, "label"), table)
     texts = zip(*(table[column] for column in source.hub_texts), strict=True)
     labeled = zip(texts, table["label"], strict=True)
     rows = ((f"{where}, row {number}", row, str(label)) for number, (row, label) in enumerate(labeled))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import column_problem
+from distill.tasks.readers.columns import check_columns
 from distill.tasks.readers.glue import TASKS, official_files, read_cells
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
@@ -37,9 +37,7 @@ def read_test(name: str, data: Path | None = None) -> tuple[list[str], Split]:
     _, file, split = SUBMISSIONS[name]
     if data is None:
         table = hub.columns(source.hub[0], split, source.hub[1])
-        problem = column_problem(source.hub_texts, table)
-        if problem:
-            raise TaskError(f"{':'.join(filter(None, source.hub))}: {problem}")
+        check_columns(":".join(filter(None, source.hub)), source.hub_texts, table)
         texts: list[Sequence[str]] = list(zip(*(table[column] for column in source.hub_texts), strict=True))
         indices = [str(index) for index in table.get("idx", range(len(texts)))]
     else:

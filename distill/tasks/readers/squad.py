@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import column_problem
+from distill.tasks.readers.columns import check_columns
 from distill.tasks.splits import QuestionSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import QUESTION_ANSWERING
@@ -101,9 +101,7 @@ def from_columns(where: str, table: Mapping[str, Sequence]) -> QuestionSplit:
     `text` and `answer_start`.
     """
     names = ("id", "question", "context", "answers")
-    problem = column_problem(names, table)
-    if problem:
-        raise TaskError(f"{where}: {problem}")
+    check_columns(where, names, table)
     rows = zip(*(table[name] for name in names), strict=True)
     return _split(where, [(*row, tuple(zip(a["text"], a["answer_start"], strict=True))) for *row, a in rows])
 

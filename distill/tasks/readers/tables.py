@@ -1,12 +1,12 @@
 """Labeled rows from a user's own files."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from distill.tasks.classes import alike, classes_of, places_of
-from distill.tasks.readers.columns import column_problem, finite
+from distill.tasks.readers.columns import check_columns, finite
 from distill.tasks.readers.texts import lines_of, read_lines
 from distill.tasks.splits import PassageSplit, SentenceSplit, Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
@@ -209,12 +209,6 @@ def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
         raise TableError(f"{path}: {problem}") from None
 
 
-def _check(path: Path, wanted: Sequence[str], names: Iterable[str]) -> None:
-    problem = column_problem(wanted, names)
-    if problem:
-        raise TableError(f"{path}: {problem}")
-
-
 def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
     rows = []
     for number, line in enumerate(read_lines(path), 1):
@@ -231,12 +225,12 @@ def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
             rows.append(row)
     if not rows:
         raise TableError(f"{path}: no rows")
-    _check(path, wanted, dict.fromkeys(name for row in rows for name in row))
+    check_columns(path, wanted, dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in wanted}
 
 
 def _cells(path: Path, table: Any, wanted: Sequence[str]) -> dict[str, list[Any]]:
-    _check(path, wanted, table.column_names)
+    check_columns(path, wanted, table.column_names)
     return {name: table.column(name).to_pylist() for name in wanted}
 
 

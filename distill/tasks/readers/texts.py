@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import column_problem
+from distill.tasks.readers.columns import check_columns
 from distill.tasks.task import TaskError
 from foundation.files import fingerprint
 
@@ -76,9 +76,7 @@ def _places(source: str | Path) -> tuple[list[Path], str]:
 def _table(source: str) -> Any:
     name, _, configuration = source.partition(":")
     rows = hub.table(name, "train", configuration or None)
-    problem = column_problem(["text"], rows.column_names)
-    if problem:
-        raise TaskError(f"{name}: {problem}")
+    check_columns(name, ["text"], rows.column_names)
     return rows
 
 

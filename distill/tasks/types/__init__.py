@@ -1,20 +1,16 @@
-"""The registry of task types. `TaskType` is their interface; each type is defined in a module of its own."""
+"""The registry of task types. `TaskType` is their interface; the modules beside this one define them."""
 
 from typing import Any
 
 from distill.tasks.encoding import IGNORED, Encoded
 from distill.tasks.long_texts import CUT, UNTRUNCATED, divided
 from distill.tasks.splits import AnySplit, Split
-from distill.tasks.types import (
-    classification,
-    embeddings,
-    masked_lm,
-    multi_label,
-    question_answering,
-    regression,
-    token_classification,
-)
+from distill.tasks.types import embeddings, question_answering, sentences, token_classification
 from distill.tasks.types.base import TaskType
+from distill.tasks.types.embeddings import EMBEDDINGS, POOLING
+from distill.tasks.types.question_answering import QUESTION_ANSWERING
+from distill.tasks.types.sentences import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from distill.tasks.types.token_classification import MASKED_LM, TOKEN_CLASSIFICATION
 from foundation.errors import UserError, did_you_mean
 
 __all__ = [
@@ -25,33 +21,16 @@ __all__ = [
     "MULTI_LABEL",
     "QUESTION_ANSWERING",
     "REGRESSION",
-    "TASK_TYPES",
     "TOKEN_CLASSIFICATION",
-    "TaskType",
-    "encode",
-    "get_task_type",
-    "predicts_numbers",
-    "task_type_of",
-    "task_type_of_class",
 ]
-
-CLASSIFICATION = classification.NAME
-REGRESSION = regression.NAME
-MULTI_LABEL = multi_label.NAME
-TOKEN_CLASSIFICATION = token_classification.NAME
-QUESTION_ANSWERING = question_answering.NAME
-MASKED_LM = masked_lm.NAME
-EMBEDDINGS = embeddings.NAME
 
 TASK_TYPES: dict[str, TaskType] = {
     task_type.name: task_type
     for task_type in (
-        classification.TYPE,
-        regression.TYPE,
-        multi_label.TYPE,
+        *sentences.TYPES,
         token_classification.TYPE,
         question_answering.TYPE,
-        masked_lm.TYPE,
+        token_classification.MASKED_LM_TYPE,
         embeddings.TYPE,
     )
 }
@@ -78,7 +57,7 @@ def task_type_of(model: Any) -> TaskType | None:
 
 def task_type_of_class(name: str, config: Any) -> TaskType | None:
     """As `task_type_of`, of a model whose class has this name."""
-    pools = getattr(config, embeddings.POOLING, None) is not None
+    pools = getattr(config, POOLING, None) is not None
     of_class = [known for known in TASK_TYPES.values() if name.endswith(known.suffix) and (pools or not known.pool)]
     of_problem = (known for known in of_class if known.problem_type == config.problem_type)
     return next(of_problem, of_class[0] if of_class else None)
@@ -86,7 +65,7 @@ def task_type_of_class(name: str, config: Any) -> TaskType | None:
 
 def predicts_numbers(config: Any) -> bool:
     """Whether models with this Hugging Face configuration predict numbers, as its `problem_type` says, or vectors."""
-    if getattr(config, embeddings.POOLING, None) is not None:
+    if getattr(config, POOLING, None) is not None:
         return True
     types = [known for known in TASK_TYPES.values() if known.pool is None]
     return any(known.distributions is None for known in types if known.problem_type == config.problem_type)

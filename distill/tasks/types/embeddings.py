@@ -15,6 +15,7 @@ from distill.tasks.splits import SentenceSplit
 from distill.tasks.types.base import Batch, TaskType
 from search_spaces.cost import HeadCost
 
+EMBEDDINGS = "embeddings"
 # The key of a sentence encoder's configuration: {"mode": one of MODES, "normalize": whether vectors have length 1}.
 POOLING = "sentence_pooling"
 # How the states of a sentence become its vector, by the names of sentence-transformers.
@@ -40,7 +41,7 @@ def pool(states_BTD: Tensor, mask_BT: Tensor, config: Any) -> Tensor:
 
 def encode(tokenizer: Any, split: SentenceSplit, max_length: int, stride: int) -> Encoded:
     """Sentences without labels; `nas.preparation.data` adds the teacher's vectors."""
-    return encode_sentences(tokenizer, split.texts, None, max_length, None, NAME)
+    return encode_sentences(tokenizer, split.texts, None, max_length, None, EMBEDDINGS)
 
 
 def predict(rows: Encoded, logits: Sequence[np.ndarray], split: SentenceSplit, labels: Sequence[str]) -> np.ndarray:
@@ -56,9 +57,8 @@ def loss(logits_BD: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     return distance_B.sum() if reduction == "sum" else distance_B.mean()
 
 
-NAME = "embeddings"
 TYPE = TaskType(
-    name=NAME,
+    name=EMBEDDINGS,
     model=AutoModel,
     head=HeadCost(pooled=True, outputs=0),
     pipeline="sentence-similarity",

@@ -14,6 +14,8 @@ from distill.tasks.splits import QuestionSplit
 from distill.tasks.types.base import Batch, TaskType, cross_entropy
 from search_spaces.cost import HeadCost
 
+QUESTION_ANSWERING = "question_answering"
+
 LONGEST_QUESTION = 64
 """The maximum number of tokens of a question, unless a third of `max_length` is less."""
 
@@ -55,7 +57,7 @@ def encode(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -
             labels.append(_answer_tokens(places_T2, split.answers[source]))
         arrays = {"places": np.concatenate(places), "labels": np.array(labels, np.int32), "sources": sources}
         parts.append(flat_rows(out) | arrays)
-    return Encoded(**joined_rows(parts), task_type=NAME)
+    return Encoded(**joined_rows(parts), task_type=QUESTION_ANSWERING)
 
 
 def _shortened(tokenizer: Any, questions: Sequence[str], most: int) -> list[str]:
@@ -136,9 +138,8 @@ def distributions(logits_B2T: Tensor, batch: Batch) -> Tensor:
     return logits.masked_fill(padding_BT[:, None], torch.finfo(logits.dtype).min).flatten(0, 1)
 
 
-NAME = "question_answering"
 TYPE = TaskType(
-    name=NAME,
+    name=QUESTION_ANSWERING,
     model=AutoModelForQuestionAnswering,
     head=HeadCost(outputs=2),
     pipeline="question-answering",

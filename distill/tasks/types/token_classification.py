@@ -1,19 +1,23 @@
-"""Token classification: tags of words, each predicted at the word's first token."""
+"""Token classification, tags of words, each predicted at the word's first token; and masked language modelling on
+text without labels, whose batches `distill.training.distillation.masked` masks.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
 
 from distill.tasks.encoding import CHUNK, IGNORED, Encoded, flat_rows, joined_rows
 from distill.tasks.entities import OUTSIDE
 from distill.tasks.metrics import ENTITY_F1, WORD_ACCURACY
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.types.base import Batch, TaskType, cross_entropy
-from distill.tasks.types.classification import outside
+from distill.tasks.types.sentences import outside
 from search_spaces.cost import HeadCost
+
+TOKEN_CLASSIFICATION, MASKED_LM = "token_classification", "masked_lm"
 
 
 def encode(tokenizer: Any, split: TaggedSplit, max_length: int, stride: int) -> Encoded:
@@ -30,7 +34,7 @@ def encode(tokenizer: Any, split: TaggedSplit, max_length: int, stride: int) -> 
             tags = np.array(split.tags[start + row], np.int32)
             labels.append(np.where(word_T >= 0, tags[word_T], np.int32(IGNORED)))
         parts.append(flat_rows(out) | {"places": np.concatenate(places), "labels": np.concatenate(labels)})
-    return Encoded(**joined_rows(parts), task_type=NAME)
+    return Encoded(**joined_rows(parts), task_type=TOKEN_CLASSIFICATION)
 
 
 def predict(rows: Encoded, logits: Sequence[np.ndarray], split: TaggedSplit, labels: Sequence[str]) -> list[np.ndarray]:
@@ -61,9 +65,8 @@ def distributions(logits_BTC: Tensor, batch: Batch) -> Tensor:
     return logits_BTC.float()[batch["labels"] != IGNORED if "labels" in batch else batch["attention_mask"].bool()]
 
 
-NAME = "token_classification"
 TYPE = TaskType(
-    name=NAME,
+    name=TOKEN_CLASSIFICATION,
     model=AutoModelForTokenClassification,
     head=HeadCost(),
     pipeline="token-classification",
@@ -76,4 +79,12 @@ TYPE = TaskType(
     loss=loss,
     distributions=distributions,
     problem=lambda split, labels: outside([tag for tags in split.tags for tag in tags], labels),
+)
+MASKED_LM_TYPE = TaskType(
+    name=MASKED_LM,
+    model=AutoModelForMaskedLM,
+    head=HeadCost(vocabulary=True),
+    pipeline="fill-mask",
+    loss=loss,
+    distributions=distributions,
 )

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from distill.objectives import Critic, microbert
-from distill.objectives.microbert import MICROBERT
+from distill.objectives import OBJECTIVES, Critic, microbert
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, ROUTINGS, of_layers
 from distill.tasks.types import CLASSIFICATION, IGNORED, MASKED_LM, QUESTION_ANSWERING, REGRESSION
 from tests.distill.objectives import references
@@ -164,10 +163,10 @@ def test_a_critic_of_logits_reads_those_of_one_task() -> None:
     objective = microbert(*given.configs, critic_input="logits")
     with pytest.raises(ValueError, match=r"the critic reads 2 logits at a time, and the model predicts 50; the critic"):
         objective.critic.loss(*given.given)
-    assert not MICROBERT.shares_tasks({"critic_input": "logits"})
+    assert not OBJECTIVES["microbert"].shares_tasks({"critic_input": "logits"})
     for shared in ({}, {"critic_input": "cls_state"}, {"critic_input": "logits", "adversarial": 0.0}):
-        assert MICROBERT.shares_tasks(shared)
-    assert MICROBERT.settings_without_labels()["critic_input"] == "cls_state"
+        assert OBJECTIVES["microbert"].shares_tasks(shared)
+    assert OBJECTIVES["microbert"].settings_without_labels()["critic_input"] == "cls_state"
 
 
 def test_the_students_optimiser_does_not_see_the_critic() -> None:

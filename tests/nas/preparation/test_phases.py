@@ -33,7 +33,6 @@ from search_spaces.layer import PredictionHead
 from search_spaces.published import PUBLISHED
 from search_spaces.spaces import SIZES
 from supernet.build import build
-from supernet.order.orders import by_importance
 from tests.nas.tiny_study import TinyStudy, uniform
 from tests.search_spaces.small_spaces import of_genes
 
@@ -162,7 +161,7 @@ def test_sentences_of_a_text_count_alike_in_importance(tiny_study: TinyStudy, pr
         model = new_supernet(context, folders, student_base(config, teacher)[0])
         objective, _ = objectives(config, phase.settings, phase.recipe, model.config, teacher)[-1]
         inputs = order_inputs(context, folders, model, phase, objective.state_dict())
-        return [layer[0] for layer in by_importance(inputs)]
+        return [layer[0] for layer in inputs.importances[0]]
 
     single, *others = (importance(size) for size in (1, 2, 4))
     for other in others:
