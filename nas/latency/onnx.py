@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from statistics import quantiles
 
-import joblib
 import numpy as np
 import torch
 from transformers import PreTrainedModel
@@ -37,8 +36,6 @@ INT8 = "onnx-int8"
 RUNTIMES = ("onnx", INT8)
 # The last node of a part: a LayerNorm; in an RMSNorm, which onnxruntime runs node by node, the one before its scale.
 ENDS = ("LayerNorm", "Reciprocal")
-# Of which each takes most of a gigabyte.
-PROCESSES = 4
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -55,9 +52,10 @@ class ModelPart:
     nodes: int
 
 
-def exported(models: Iterable[PreTrainedModel], runtime: str, folder: Path) -> Iterator[Path]:
-    """The file of each model as `nas.export` writes it, in `folder`; several are written at the same time."""
-    processes = min(PROCESSES, joblib.cpu_count())
+def exported(models: Iterable[PreTrainedModel], runtime: str, folder: Path, processes: int = 1) -> Iterator[Path]:
+    """The file of each model as `nas.export` writes it, in `folder`, made by `processes` at the same time. For several
+    the models must be picklable, which one that accelerate has prepared for training is not.
+    """
     return in_processes(partial(_export, runtime=runtime, folder=folder), enumerate(models), processes)
 
 

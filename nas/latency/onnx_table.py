@@ -30,6 +30,8 @@ from search_spaces.operations import LINEAR
 
 # The references have at least this number of layers, and LAYERS_OF_WIDTH for each width.
 LAYERS, LAYERS_OF_WIDTH = 42, 5
+# Which export models, each in most of a gigabyte of memory.
+PROCESSES = 4
 # What every model has beside its layers: the embeddings, the mask before the first attention, the prediction head.
 BESIDE_LAYERS = ("embeddings", "mask", "head")
 # A ridge so weak that it only settles what the data leave undetermined.
@@ -60,9 +62,10 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
     ranks = cycle([None, *settings.measured_ranks[-1:], *settings.measured_ranks[:1]])
     architectures = [replace(each, embedding=Embedding(next(ranks))) for each in architectures]
     with scratch_folder() as folder:
-        small = (small_model(architecture, settings.teacher) for architecture in architectures)
+        students = (small_model(architecture, settings.teacher) for architecture in architectures)
+        models = chain([small_teacher(settings.teacher)], students)
         files: dict[str, Path] = {}
-        for path in exported(chain([small_teacher(settings.teacher)], small), settings.runtime, folder):
+        for path in exported(models, settings.runtime, folder, PROCESSES):
             files[f"{len(files)}"] = path
             on_progress(f"latency: {settings.runtime} models", len(files) / (1 + len(architectures)))
         on_progress("latency: whole models and their parts", None)

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from distill.encoders.family import family_of
 from nas.config.recipes import RecipeTable
 from nas.config.schema import StudyConfig
 from nas.preparation.context import PreparationContext
+from nas.preparation.data import teacher_config
 from nas.preparation.nodes import create_together
 from nas.preparation.workspace import base_of_study
 from search_spaces.architecture import Architecture
+from supernet.build import base_of_teacher
 
 # A training step computes about as much as this many forward passes.
 TRAINING = 3
@@ -70,8 +73,11 @@ def create(context: PreparationContext, entries: Iterable[Entry]) -> None:
 
 
 def teacher_of(config: StudyConfig) -> Architecture:
-    """The architecture of a study's teacher."""
-    return Architecture.uniform(*base_of_study(config.model_copy(update={"base": "teacher"})))
+    """The architecture of a study's teacher; that of the supernet in place of a teacher that is a searched student."""
+    teacher = teacher_config(config)
+    if family_of(teacher).students_of:
+        return largest(config)
+    return Architecture.uniform(*base_of_teacher(teacher))
 
 
 def largest(config: StudyConfig) -> Architecture:

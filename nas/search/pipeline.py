@@ -382,9 +382,8 @@ class Search:
         for row in best["finalists"]:
             row["latency_us"] = table.total(Architecture.from_json(row["architecture"]))
         winner = next(row for row in best["finalists"] if row["trial"] == best["winner"]["trial"])
-        one = {"winner": Architecture.from_json(winner["architecture"])}
-        device, teacher = device_type(self.device), load_config(self.config.teacher)
-        whole = measure_whole(one, table, device, teacher)["winner"].whole.quiet
+        one, device = {"winner": Architecture.from_json(winner["architecture"])}, device_type(self.device)
+        whole = measure_whole(one, table, device, load_config(self.config.teacher))["winner"].whole.quiet
         winner["latency_measured_us"] = round(1e6 * whole)
         self.progress.say(
             f"latency of trial {winner['trial']}: {winner['latency_us'] / 1e3:.2f} ms in the table, "

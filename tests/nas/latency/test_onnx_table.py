@@ -93,7 +93,7 @@ def fitted_table(request: pytest.FixtureRequest) -> Iterator[tuple[LatencyTable,
     def pretend(architecture: Architecture, template: Any) -> Architecture:
         return architecture
 
-    def export(given: Iterable[Any], runtime: str, folder: Path) -> Iterator[Path]:
+    def export(given: Iterable[Any], runtime: str, folder: Path, processes: int) -> Iterator[Path]:
         teacher = [100.0, 200, 300]
         for number, model in enumerate(given):
             path = folder / f"{number}"
