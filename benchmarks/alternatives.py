@@ -48,6 +48,7 @@ from search_spaces.layer import FFN, Attention, Layer
 
 FORMS, BATCHES = (TORCH, *RUNTIMES), (1, 32)
 TEACHER = "teacher"
+SHOWN = 0.8
 
 
 class Alternatives:
@@ -180,7 +181,9 @@ def cells(measured: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 def draw(
     path: Path, found: Mapping[str, Sequence[Mapping[str, Any]]], latencies: Mapping[str, Mapping[str, float]]
 ) -> None:
-    """Draw scores against the latency of one sentence, in PyTorch and in int8; a line is a kind of alternative."""
+    """Draw scores against the latency of one sentence, in PyTorch and in int8; a line is a kind of alternative.
+    What has less than SHOWN of the teacher's score is left out.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -193,10 +196,14 @@ def draw(
     figure, panels = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained", sharey=True)
     for axes, form in zip(panels, (TORCH, INT8), strict=True):
         for kind, names in kinds.items():
-            points = sorted(
+            points = (
                 (latencies[name][f"{form}, 1"], mean(one[form]["value"] for one in found[name])) for name in names
             )
-            axes.plot(*zip(*points, strict=True), marker="o", label=kind)
-        axes.set(xscale="log", xlabel=f"milliseconds of one sentence, {form}", ylabel="score")
+            shown = sorted(point for point in points if point[1] >= SHOWN * found[TEACHER][0][TORCH]["value"])
+            if shown:
+                axes.plot(*zip(*shown, strict=True), marker="o", label=kind)
+        axes.set(xlabel=f"milliseconds of one sentence, {form}", ylabel="score")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
     panels[0].legend()
     figure.savefig(path, dpi=120)
