@@ -48,6 +48,7 @@ from search_spaces.layer import FFN, Attention, Layer
 
 FORMS, BATCHES = (TORCH, *RUNTIMES), (1, 32)
 TEACHER = "teacher"
+# The part of the teacher's score below which an alternative is not drawn.
 SHOWN = 0.8
 
 

@@ -30,7 +30,7 @@ from search_spaces.operations import LINEAR
 
 # The references have at least this number of layers, and LAYERS_OF_WIDTH for each width.
 LAYERS, LAYERS_OF_WIDTH = 42, 5
-# Which export models, each in most of a gigabyte of memory.
+# How many processes export models; each takes nearly a gigabyte of memory.
 PROCESSES = 4
 # What every model has beside its layers: the embeddings, the mask before the first attention, the prediction head.
 BESIDE_LAYERS = ("embeddings", "mask", "head")

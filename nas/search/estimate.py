@@ -125,7 +125,8 @@ class Estimator:
             layers = max(LAYERS, LAYERS_OF_WIDTH * len(self.config.space.expansions))
             parts.append(Part("latency table", 1, layers * LATENCY[self.config.deployment.runtime]))
         if self.config.keep is not None:
-            parts.append(Part(BUDGET, BUDGETS_TRIED * self.config.stage1.confirm_seeds, confirmation, START))
+            confirmed = BUDGETS_TRIED * self.config.stage1.confirm_seeds
+            parts.append(Part(BUDGET, confirmed, confirmation, START * (confirmed > 0)))
         for stage in stages:
             table = self.config.stage(stage)
             # At most the best candidates, the best baseline, and global importance; the architecture that a later stage
