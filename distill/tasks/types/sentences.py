@@ -37,14 +37,14 @@ def most_likely(rows: Encoded, logits: Sequence[np.ndarray], split: Split, label
     return np.stack(logits).argmax(axis=-1)
 
 
-def likely(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]) -> np.ndarray:
-    """Which classes have a logit of at least 0, from which `Task.predict` has subtracted that of the threshold: bool
-    (N, C).
-    """
+def classes_above_threshold(
+    rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]
+) -> np.ndarray:
+    """Which classes have a logit of at least 0: bool (N, C). `Task.predict` has subtracted the threshold's logit before."""
     return np.stack(logits) >= 0
 
 
-def numbers(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]) -> np.ndarray:
+def predicted_numbers(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]) -> np.ndarray:
     """The number of each sentence: (N,)."""
     return np.stack(logits)[:, 0]
 
@@ -73,7 +73,7 @@ def having_or_not(logits_BC: Tensor, batch: Batch) -> Tensor:
     return torch.stack((torch.zeros_like(logits_N), logits_N), dim=1)
 
 
-def outside(indices: Sequence[int], labels: Sequence[str]) -> str:
+def classes_out_of_range(indices: Sequence[int], labels: Sequence[str]) -> str:
     """A description of class indices that are out of range, or "" if there are none."""
     if set(indices) <= set(range(len(labels))):
         return ""
@@ -109,7 +109,7 @@ TYPES = (
         predict=most_likely,
         loss=of_classes,
         distributions=lambda logits, batch: logits.float(),
-        problem=lambda split, labels: outside(split.labels, labels),
+        problem=lambda split, labels: classes_out_of_range(split.labels, labels),
     ),
     TaskType(
         name=REGRESSION,
@@ -119,7 +119,7 @@ TYPES = (
         problem_type="regression",
         metrics={"pearson": metrics.PEARSON, "spearmanr": metrics.SPEARMAN},
         encode=partial(encode, task_type=REGRESSION, labels=np.float32),
-        predict=numbers,
+        predict=predicted_numbers,
         loss=of_numbers,
         problem=lambda split, labels: "" if all(map(math.isfinite, split.labels)) else "a label is not finite",
     ),
@@ -135,7 +135,7 @@ TYPES = (
             "accuracy": metrics.ALL_LABELS,
         },
         encode=partial(encode, task_type=MULTI_LABEL, labels=np.float32),
-        predict=likely,
+        predict=classes_above_threshold,
         loss=of_each_class,
         distributions=having_or_not,
         problem=not_of_each_class,

@@ -14,7 +14,7 @@ from distill.tasks.entities import OUTSIDE
 from distill.tasks.metrics import ENTITY_F1, WORD_ACCURACY
 from distill.tasks.splits import TaggedSplit
 from distill.tasks.types.base import Batch, TaskType, cross_entropy
-from distill.tasks.types.sentences import outside
+from distill.tasks.types.sentences import classes_out_of_range
 from search_spaces.cost import HeadCost
 
 TOKEN_CLASSIFICATION, MASKED_LM = "token_classification", "masked_lm"
@@ -78,7 +78,7 @@ TYPE = TaskType(
     references=lambda split: split.tags,
     loss=loss,
     distributions=distributions,
-    problem=lambda split, labels: outside([tag for tags in split.tags for tag in tags], labels),
+    problem=lambda split, labels: classes_out_of_range([tag for tags in split.tags for tag in tags], labels),
 )
 MASKED_LM_TYPE = TaskType(
     name=MASKED_LM,
