@@ -40,7 +40,10 @@ def most_likely(rows: Encoded, logits: Sequence[np.ndarray], split: Split, label
 def classes_above_threshold(
     rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]
 ) -> np.ndarray:
-    """Which classes have a logit of at least 0: bool (N, C). `Task.predict` has subtracted the threshold's logit before."""
+    """Which classes have a logit of at least 0: bool (N, C).
+
+    `Task.predict` has subtracted the threshold's logit before.
+    """
     return np.stack(logits) >= 0
 
 
