@@ -20,14 +20,15 @@ LARGEST = {
     "embedding": 65_536,
     "position_biases": 65_536,
     "relative_positions": 1_048_576,
+    "box_positions": 65_536,
 }
 # The sizes that may be 0; and the fields that files do not contain if they have these values, the defaults, so that
 # files and cache keys from before these fields stay the same.
-MAY_BE_ZERO = ("positions", "token_types", "position_biases", "relative_positions")
+MAY_BE_ZERO = ("positions", "token_types", "position_biases", "relative_positions", "box_positions")
 LEFT_OUT = {
-    **{"trigrams": True, "position_biases": 0, "relative_positions": 0, "pre_norm": False, "biases": "all"},
-    **{"embeddings_norm": True, "norm_biases": True, "first_norm": True, "attention_capacity": None},
-    **{"dense_heads": False, "late_pooling": False, "dense_word_head": True, "tied": True},
+    **{"trigrams": True, "position_biases": 0, "relative_positions": 0, "box_positions": 0},
+    **{"pre_norm": False, "biases": "all", "embeddings_norm": True, "norm_biases": True, "first_norm": True},
+    **{"attention_capacity": None, "dense_heads": False, "late_pooling": False, "dense_word_head": True, "tied": True},
 }
 MOST_EXPERTS = 64
 GATE_SCALES = ("relative", "probability")
@@ -59,6 +60,8 @@ class Base:
             all layers; 0: there is none.
         relative_positions: rows of DeBERTa's table of relative positions, which is as wide as the model, has a
             LayerNorm, and is shared by all layers; 0: there is none.
+        box_positions: rows of each of LayoutLM's four tables for the boxes of words on a page (left or right, upper or
+            lower, height, width); 0: there are none.
         pre_norm: whether the LayerNorms of attention and FFN are before them, and one more after the last layer;
             otherwise they are after the residual connections.
         biases: which linear maps of the layers have them: "all"; "not inner", those of attention and `project`, but not
@@ -97,6 +100,7 @@ class Base:
     trigrams: bool = True
     position_biases: int = 0
     relative_positions: int = 0
+    box_positions: int = 0
     pre_norm: bool = False
     biases: str = "all"
     embeddings_norm: bool = True

@@ -124,7 +124,7 @@ def embedding_params(base: Base, part: Embedding = FULL) -> int:
         mapped = 3 * base.embedding if base.trigrams else base.embedding
         words = base.vocabulary * base.embedding + _linear(mapped, base.width)
     relative = (base.relative_positions + 2) * base.width if base.relative_positions else 0
-    absolute = (base.positions + base.token_types) * base.table_width
+    absolute = (base.positions + base.token_types + 4 * base.box_positions) * base.table_width
     absolute += base.embeddings_norm * (1 + base.norm_biases) * base.table_width
     # The last LayerNorm, and the missing one of the lowest attention, which `layer_params` does not know to be lowest.
     norms = base.norm_size * (base.pre_norm - (not base.first_norm))

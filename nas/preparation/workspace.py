@@ -174,7 +174,7 @@ def student_base(config: StudyConfig, teacher: Any) -> tuple[Base, FFNGraph]:
             base, graph = config.base.build(teacher.vocab_size), base_graph("gelu", bool(family.gate))
         there = {name: family.size(teacher, name) for name in ("positions", "token_types")}
         changes: dict[str, Any] = {name: 0 for name, size in there.items() if not size}
-        changes["position_biases"] = family.size(teacher, "position_biases")
+        changes |= {name: family.size(teacher, name) for name in ("position_biases", "box_positions")}
         changes |= fields_of_heads(teacher) | fields_of_family(family)
         changes["relative_positions"] = family.relative_positions(teacher)
         changes["trigrams"] = base.embedding is None or family.embedding_size is None

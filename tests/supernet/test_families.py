@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 from transformers.dynamic_module_utils import get_relative_imports
 
-from distill.encoders.family import family_of, supported
+from distill.encoders.family import family_of
 from distill.encoders.parts import encoder_layers, model_inputs
 from distill.encoders.student import modeling_nas, modeling_nas_bert
 from distill.encoders.student.families import FAMILIES
@@ -34,14 +34,12 @@ from supernet.compensation.compensate import compensate
 from supernet.inherit import inherit
 from supernet.order.importance import neuron_importance, sort_channels, summed_loss
 from supernet.pruning import Kept, prune
-from tests.renamed import CLASSES, OF_THEIR_OWN, comparable, of_every_kind, same, sentences, twins
+from tests.renamed import PAIRS, comparable, of_every_kind, same, sentences, twins
 from tests.tiny import BASE, SIZES, bert, inputs, shaken
 
 HALF = Fraction(1, 2)
-WITH_HEAD = list(CLASSES)[1:]
 # Types that differ in more than their names.
 KINDS = ("roberta", "electra", "distilbert", "mpnet")
-OTHERS = [name for name in supported() if name not in ("bert", *OF_THEIR_OWN)]
 EVERY_KIND = of_every_kind(bert())
 GRAPHS = ("project(gelu(expand(x)))", "project(mul(gelu(expand(x)),gate(x)))", "tanh(project(relu(expand(x))))")
 
@@ -72,8 +70,7 @@ def equal(models: Sequence[Any]) -> None:
             assert same(mine, theirs, model_type)
 
 
-@pytest.mark.parametrize("cls", WITH_HEAD)
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(("other", "cls"), PAIRS)
 def test_supernets_compute_what_their_teachers_do(cls: type, other: str) -> None:
     teachers = pair(cls, other=other)
     students = [from_teacher(teacher, stack=1) for teacher in teachers]
@@ -169,8 +166,7 @@ def test_what_only_students_of_bert_have(architecture: Architecture, name: str) 
     config_of(architecture)
 
 
-@pytest.mark.parametrize("cls", WITH_HEAD)
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(("other", "cls"), PAIRS)
 def test_ordinary_forms_are_equal(cls: type, other: str) -> None:
     """A student of different widths as a plain model of its family, and as a plain BERT."""
     ordinary = []

@@ -22,6 +22,13 @@ _ROBERTA = replace(
     word_head=("lm_head",),
     decoder="lm_head.decoder",
 )
+_LAYOUTLM = replace(
+    _BERT,
+    model_type="layoutlm",
+    since=(5, 23),
+    sizes=SIZES | {"box_positions": "max_2d_position_embeddings"},
+    head_dropout=None,
+)
 _DISTILBERT = Family(
     model_type="distilbert",
     layers="transformer.layer",
@@ -325,6 +332,7 @@ _MODERNBERT = Family(
 _TEACHERS = (
     _BERT,
     replace(_BERT, model_type="ernie", fault=_fault_of_ernie),
+    _LAYOUTLM,
     *(replace(_ROBERTA, model_type=name) for name in ("roberta", "xlm-roberta", "camembert", "data2vec-text")),
     _ELECTRA,
     _DISTILBERT,

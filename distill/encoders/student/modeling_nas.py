@@ -11,6 +11,7 @@ from typing import Any
 
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES
 
 from .anatomy import Family  # noqa: F401
 
@@ -42,8 +43,10 @@ def classes_of(model_type: str) -> dict[str, Any]:
     the students' class.
     """
     prefix = CONFIG_MAPPING_NAMES[model_type].removesuffix("Config")
-    # Some families have no class for question answering.
     own = {auto: cls for auto, kind in KINDS.items() if (cls := getattr(transformers, prefix + kind, None))}
+    # Some families have no class for question answering; LayoutLM's also takes the boxes of a page.
+    if model_type not in MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES:
+        own.pop("AutoModelForQuestionAnswering", None)
     model = own["AutoModel"]
     # Plans for several devices name parts of FFNs that students do not have.
     attributes = {"model_type": f"nas_{model_type}", "base_model_tp_plan": None}

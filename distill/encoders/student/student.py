@@ -9,6 +9,7 @@ This file ships inside exported checkpoints, so it imports torch, transformers a
 
 from collections.abc import Iterable
 from functools import cache, partial
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -94,7 +95,8 @@ class StudentLayer:
             kwargs["tokens"] = tokens
         norm = self.get_submodule(family.attention_norm) if family.adds_residuals else None
         x_BTD = norm(hidden_states) if norm is not None and family.pre_norm else hidden_states
-        hidden_BTD: Tensor = attention(x_BTD, *args[: family.attention_arguments], **kwargs)[0]
+        attended = attention(x_BTD, *args[: family.attention_arguments], **kwargs)
+        hidden_BTD: Tensor = attended if isinstance(attended, Tensor) else attended[0]
         if family.attention_dropout:
             hidden_BTD = self.get_submodule(family.attention_dropout)(hidden_BTD)
         if norm is not None:
@@ -193,7 +195,8 @@ class Student:
             for number, layer in enumerate(self.student_layers):
                 layer.replace_ffn(config, number)
         else:
-            pooling = {"add_pooling_layer": encoder.pooler is not None} if hasattr(encoder, "pooler") else {}
+            choice = "add_pooling_layer" in signature(type(encoder)).parameters
+            pooling = {"add_pooling_layer": encoder.pooler is not None} if choice else {}
             if checkpointing:
                 config.gradient_checkpointing = True
             setattr(self, self.base_model_prefix, self.encoder_class(config, **pooling))

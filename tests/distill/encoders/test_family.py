@@ -25,12 +25,10 @@ from distill.encoders.verify import verify
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, run
 from distill.tasks.types import QUESTION_ANSWERING
 from distill.training.teacher import locate
-from tests.renamed import CLASSES, OF_THEIR_OWN, as_roberta, comparable, of_every_kind, renamed, same, sentences, twins
+from tests.renamed import CLASSES, OTHERS, PAIRS, as_roberta, comparable, of_every_kind, renamed, same, sentences, twins
 from tests.tiny import SIZES, batch, bert, inputs, shaken
 
-WITH_HEAD = list(CLASSES)[1:]
 EVERY_KIND = of_every_kind(bert())
-OTHERS = [name for name in supported() if name not in ("bert", *OF_THEIR_OWN)]
 
 
 def model(cls: type, **settings: Any) -> PreTrainedModel:
@@ -40,9 +38,8 @@ def model(cls: type, **settings: Any) -> PreTrainedModel:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("cls", WITH_HEAD)
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "scored"])
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(("other", "cls"), PAIRS)
 def test_renamed_weights_compute_the_same(cls: type, attention: str, other: str) -> None:
     needs = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
     both = twins(model(cls), other)
