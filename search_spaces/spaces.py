@@ -64,7 +64,7 @@ class Space:
         draws: how `sample` draws graphs, one of `draws.DRAWS`.
         mutation_rate: with "near", the probability of an operation other than the base graph's.
         graph: the base graph, an activation between the linear maps.
-        gated: whether graphs may have a second linear map beside `expand`.
+        gated: whether graphs may have a second linear map beside `expand`, which they must if `graph` has one.
         max_height: the largest height of graphs as trees, from 3 to 7, whose binary operations may be nested
             (`search_spaces.trees`). None: a segment of a graph has at most one binary operation.
         limits: bounds on further costs.
@@ -111,6 +111,8 @@ class Space:
             raise SpaceError("vary: without a start, both graphs and sizes must vary; give a start, or leave out vary")
         if self.start is not None and self.start.base != self.base:
             raise SpaceError(f"start: its base differs from the space's in {self.start.base.differences(self.base)}")
+        if self.varies_graphs and not self.can_express(self.graph):
+            raise SpaceError(f"graph: '{self.graph}' is not in the space: set gated = true, or raise max_height")
         if reason := no_size_reason(self.base, self.graph, self.genes):
             raise SpaceError(reason)
         if self.min_params > self.max_params:

@@ -48,7 +48,7 @@ class SpaceTable(Table):
             base graph's; "released": graphs are as frequent as in EfficientBERT's released code, where 93 of 100 differ
             from the base graph, mostly by one operation.
         mutation_rate: see `draws`; unused with "released".
-        gated: whether graphs may have a second linear map beside `expand`.
+        gated: whether graphs may have a second linear map beside `expand`; if the teacher has one, they always may.
         max_height: the arguments of binary operations may be binary operations themselves, in graphs whose longest path
             has at most this number of operations; 7 in EfficientBERT's released code. None: before `expand`, between
             the linear maps and after `project` a graph has at most one binary operation each.

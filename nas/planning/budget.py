@@ -294,7 +294,7 @@ def budgeted_space(
         draws=table.draws,
         num_labels=num_labels,
         graph=graph,
-        gated=table.gated,
+        gated=table.gated or graph.gated,
         limits=limits,
         start=start,
         vary=vary,

@@ -373,6 +373,7 @@ def graph_draws(config: StudyConfig, base: Base, graph: FFNGraph) -> Callable[[]
         cost.params(full),
         table.mutation_rate,
         graph=graph,
+        gated=graph.gated,
         max_height=table.max_height,
         draws=table.draws,
     )
