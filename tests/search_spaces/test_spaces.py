@@ -280,6 +280,11 @@ def test_faulty_spaces(arguments: tuple, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_the_base_graph_is_in_the_space() -> None:
+    with pytest.raises(SpaceError, match=r"gate\(x\)\)\)' is not in the space: set gated = true"):
+        Space(BASE, {}, 1, 10**9, graph=FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"))
+
+
 MOST = "at 1/4, 5 experts that share 0 of 48 channels have at most 0 + (48 - 0) // 5 = 9 channels each, not 12"
 
 

@@ -16,7 +16,7 @@ from nas.planning.allocation import PredictedLosses, allocate, allocations, fewe
 from nas.preparation.predictions import HEADS
 from search_spaces import FFN, Architecture, Attention, Experts, FFNGraph, Layer, Space, cost
 from search_spaces.genes import GENES
-from search_spaces.graph import GELU
+from search_spaces.graph import GELU, base_graph
 from search_spaces.layer import FULL
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
@@ -55,17 +55,18 @@ def of_micros(base: object, layer: Layer) -> int:
 
 def members(within: Space, operations: tuple[str, ...]) -> Iterator[Architecture]:
     """All members with at most one block, of these activations, in every layer."""
-    genes = [FFN(FFNGraph.parse(f"project({op}(expand(x)))"), 1, width) for op, width in product(operations, WIDTHS)]
+    genes = [FFN(base_graph(op, within.gated), 1, width) for op, width in product(operations, WIDTHS)]
     genes += [FFN(GELU, 0)] if 0 in within.genes["stack"] else []
     for layers in product(genes, repeat=BASE.depth):
         if (architecture := Architecture.of_ffns(BASE, layers)) in within:
             yield architecture
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "gated"), [(0, False), (1, False), (2, False), (0, True)])
 @pytest.mark.parametrize("limits", [(), (Limit("latency", 100, of_micros, 420),)], ids=["params", "latency"])
-def test_no_member_has_a_lower_loss(seed: int, limits: tuple[Limit, ...]) -> None:
-    within, table = space(limits=limits), losses(seed)
+def test_no_member_has_a_lower_loss(seed: int, gated: bool, limits: tuple[Limit, ...]) -> None:
+    within = replace(space(limits=limits), graph=base_graph("gelu", gated), gated=gated)
+    table = losses(seed)
     found = allocate(within, table)
     assert found is not None and found in within
     least = min(map(table.of, members(within, tuple(UNARY))))
