@@ -37,8 +37,8 @@ def compensated(whole: nn.Module, architecture: Architecture, calibration: Calib
     """The candidate, and the names of the weights that are not the slice's."""
     model = candidate(whole, architecture)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    compensate(model, calibration, Accelerator(cpu=True))
-    return model, {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    compensate(model.train(), calibration, Accelerator(cpu=True))  # in eval mode all the same
+    return model.eval(), {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
 
 
 @torch.no_grad()
