@@ -134,10 +134,12 @@ def test_several_are_the_best_that_differ() -> None:
         others = [other for other in every if all(difference(other, before) >= 2 for before in found[:number])]
         assert one in others
         assert table.of(one) == pytest.approx(min(map(table.of, others)), rel=1e-9)
-    # With a single part, in that; and all have the gate of the base graph.
-    base, gated = replace(BASE, depth=1), base_graph("gelu", gated=True)
-    one_layer = Space(base, {"stack": (1,), "expansion": WIDTHS}, 1, MOST, graph=gated, gated=True)
-    assert [one.ffns[0].graph.gated for one in allocations(one_layer, losses(0, base), 4)] == [True] * 4
+    # With a single part, in that; and all have the gate of the base graph, if the space has room for it.
+    base, graph = replace(BASE, depth=1), base_graph("gelu", gated=True)
+    one_layer = Space(base, {"stack": (1,), "expansion": WIDTHS}, 1, MOST, graph=graph)
+    for gated, height in ((True, 4), (True, 3), (False, 4)):
+        best = allocations(replace(one_layer, gated=gated, max_height=height), losses(0, base), 4)
+        assert [one.ffns[0].graph.gated for one in best] == [gated and height == 4] * 4
 
 
 def test_nothing_changes_where_heads_do_not_vary() -> None:

@@ -197,8 +197,10 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
     assert latency.name == "latency"
     assert latency.fixed < latency.maximum
     assert latency.total(architecture) == latency.fixed + 2 * latency.layer_cost(base, architecture.layers[0])
-    # Measured once.
+    # Measured once, and what is only minimized has no bound.
     assert limits_of(bound.config, bound, "cpu") == (macs, latency)
+    goals = workspace.config.model_copy(update={"goals": ("score", "macs", "latency")})
+    assert limits_of(goals, workspace, "cpu") == (replace(macs, maximum=NO_LIMIT), replace(latency, maximum=NO_LIMIT))
 
 
 @pytest.mark.parametrize(("runtime", "most"), [("onnx", 90), ("onnx-int8", 55)])
