@@ -172,10 +172,11 @@ def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
 
 
 def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:
-    config = load_config("demo-ffn", TABLE)
+    config = load_config("demo-ffn", TABLE | {"space.draws": "released", "space.gated": True, "space.max_height": 4})
     start = Architecture.uniform(BASE, expansion=Fraction(1, 2))
     space = budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({"graphs"}), mutation_rate=0.4)
     assert (space.min_params, space.mutation_rate) == (1, 0.4)
+    assert (space.draws, space.gated, space.max_height) == ("released", True, 4)
     assert budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({SIZES})).min_params == box().min_params
 
 
