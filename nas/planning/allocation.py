@@ -302,8 +302,7 @@ def _options(space: Space, layer: int) -> tuple[list[Attention], list[FFN]]:
     """
     graphs = [space.start_graphs[layer]]
     if space.varies_graphs:
-        spelled = (base_graph(op, space.graph.gated) for op in UNARY)
-        graphs = [graph for graph in spelled if space.can_express(graph)]
+        graphs = [base_graph(op, space.graph.gated) for op in UNARY]
     attentions: dict[int, Attention] = {}
     ffns: dict[tuple[FFNGraph, int, Fraction], FFN] = {}
     for graph in graphs:
@@ -311,5 +310,4 @@ def _options(space: Space, layer: int) -> tuple[list[Attention], list[FFN]]:
             attentions.setdefault(option.attention.heads, option.attention)
             ffn = option.ffn
             ffns.setdefault((ffn.graph, min(ffn.stack, 1), ffn.expansion), ffn)
-    experts = min(attention.experts for attention in attentions.values())
-    return [attention for attention in attentions.values() if attention.experts == experts], list(ffns.values())
+    return list(attentions.values()), list(ffns.values())

@@ -12,6 +12,7 @@ import pytest
 from nas.planning.allocation import PredictedLosses, allocate, allocations, fewest_layers
 from search_spaces import FFN, GELU, Architecture, Attention, FFNGraph, Layer, Space, cost
 from search_spaces.base import Base
+from search_spaces.graph import base_graph
 from search_spaces.limits import Limit
 from search_spaces.operations import UNARY
 from search_spaces.spaces import GRAPHS, SIZES
@@ -53,13 +54,14 @@ def latency(seed: int, share: float) -> Limit:
 
 
 def space(**changes: object) -> Space:
-    genes = {"stack": (0, 1, 2), "expansion": WIDTHS, "heads": HEADS}
+    genes = {"stack": (0, 1, 2), "expansion": WIDTHS, "heads": HEADS, "attention_experts": (1, 2)}
+    genes["head_experts"] = (1, 3)
     settings: dict[str, object] = {"min_params": 1, "max_params": MOST, "start": START, "vary": frozenset({SIZES})}
     return Space(BASE, genes, **(settings | changes))  # type: ignore[arg-type]
 
 
 def members(within: Space) -> Iterator[Architecture]:
-    """All members with at most one block in every layer."""
+    """All members with at most one block in every layer, and no experts."""
     of_layers = []
     for graph in within.start_graphs:
         ffns = [FFN(stack=0), *(FFN(graph, 1, width) for width in WIDTHS)]
@@ -132,6 +134,10 @@ def test_several_are_the_best_that_differ() -> None:
         others = [other for other in every if all(difference(other, before) >= 2 for before in found[:number])]
         assert one in others
         assert table.of(one) == pytest.approx(min(map(table.of, others)), rel=1e-9)
+    # With a single part, in that; and all have the gate of the base graph.
+    base, gated = replace(BASE, depth=1), base_graph("gelu", gated=True)
+    one_layer = Space(base, {"stack": (1,), "expansion": WIDTHS}, 1, MOST, graph=gated, gated=True)
+    assert [one.ffns[0].graph.gated for one in allocations(one_layer, losses(0, base), 4)] == [True] * 4
 
 
 def test_nothing_changes_where_heads_do_not_vary() -> None:
@@ -150,7 +156,7 @@ def test_nothing_changes_where_heads_do_not_vary() -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.9, 1.0])
 def test_fewer_layers_are_whole_or_left_out(share: float) -> None:
-    genes = {"stack": (0, 1), "expansion": WIDTHS[1:], "heads": (0, 1)}  # of which no whole layer is one
+    genes = {"stack": (0, 1), "expansion": WIDTHS[1:], "heads": (0, 1), "attention_experts": (1, 2)}  # none is whole
     limit, table = latency(5, share), losses(6)
     within = Space(BASE, genes, 1, MOST, limits=(limit,))
     whole, none = Layer(Attention(4), FFN(GELU)), Layer(Attention(0), FFN(stack=0))

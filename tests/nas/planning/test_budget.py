@@ -172,10 +172,11 @@ def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
 
 
 def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:
-    config = load_config("demo-ffn", TABLE)
+    config = load_config("demo-ffn", TABLE | {"space.draws": "released", "space.gated": True, "space.max_height": 4})
     start = Architecture.uniform(BASE, expansion=Fraction(1, 2))
     space = budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({"graphs"}), mutation_rate=0.4)
     assert (space.min_params, space.mutation_rate) == (1, 0.4)
+    assert (space.draws, space.gated, space.max_height) == ("released", True, 4)
     assert budgeted_space(config, BASE, GELU, 4, start=start, vary=frozenset({SIZES})).min_params == box().min_params
 
 
@@ -197,8 +198,10 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
     assert latency.name == "latency"
     assert latency.fixed < latency.maximum
     assert latency.total(architecture) == latency.fixed + 2 * latency.layer_cost(base, architecture.layers[0])
-    # Measured once.
+    # Measured once, and what is only minimized has no bound.
     assert limits_of(bound.config, bound, "cpu") == (macs, latency)
+    goals = workspace.config.model_copy(update={"goals": ("score", "macs", "latency")})
+    assert limits_of(goals, workspace, "cpu") == (replace(macs, maximum=NO_LIMIT), replace(latency, maximum=NO_LIMIT))
 
 
 @pytest.mark.parametrize(("runtime", "most"), [("onnx", 90), ("onnx-int8", 55)])

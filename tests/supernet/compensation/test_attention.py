@@ -16,7 +16,7 @@ from search_spaces import FFN, GELU, Architecture, Attention, Layer
 from supernet.compensation.calibration import Calibration, calibrate
 from supernet.compensation.compensate import compensate
 from supernet.compensation.ridge import CompensationError, affine_change
-from tests.supernet.compensation.test_compensate import BATCHES, NEW, candidate, logits, supernet
+from tests.supernet.compensation.test_compensate import BATCHES, candidate, logits, supernet
 from tests.tiny import BASE, inputs
 
 HALF = Fraction(1, 2)
@@ -37,8 +37,8 @@ def compensated(whole: nn.Module, architecture: Architecture, calibration: Calib
     """The candidate, and the names of the weights that are not the slice's."""
     model = candidate(whole, architecture)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    compensate(model, calibration, Accelerator(cpu=True))
-    return model, {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    compensate(model.train(), calibration, Accelerator(cpu=True))  # in eval mode all the same
+    return model.eval(), {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
 
 
 @torch.no_grad()
@@ -195,13 +195,14 @@ def test_calibrations_are_read_back(tmp_path: Path, accelerator: Accelerator) ->
         assert (len(read.attention_sums), len(read.attention_norms)) == ((3, 3) if attentions else (0, 0))
         for name in ("batches", "sums", "norms", "attention_sums", "attention_norms"):
             torch.testing.assert_close(getattr(read, name), getattr(written, name), rtol=0, atol=0)
-    # More layers than ten are read in their order, not in that of their names.
-    many = Calibration(
-        (NEW,), tuple((torch.full((1, 2), float(n)),) for n in range(12)), (), tuple(torch.eye(n) for n in range(12))
-    )
+    # More batches and layers than ten are read in their order, not in that of their names.
+    batches, layers, attentions = ([torch.eye(n) for n in range(12)] for _ in range(3))
+    many = Calibration(tuple({"input_ids": one} for one in batches), tuple(zip(layers)), (), tuple(attentions))
     many.save(tmp_path / "calibration.safetensors")
     read = Calibration.load(tmp_path / "calibration.safetensors")
-    assert [len(sum_ND) for sum_ND in read.attention_sums] == list(range(12))
+    parts = zip(read.batches, read.sums, read.attention_sums, strict=True)
+    lengths = [[len(given["input_ids"]), len(of_block), len(sum_ND)] for given, (of_block,), sum_ND in parts]
+    assert lengths == [[n] * 3 for n in range(12)]
     _, context, output = attended(whole, 2, BATCHES)
     torch.testing.assert_close(written.attention_output(2, whole.config.layer_norm_eps), output)
     assert len(context) == len(output)

@@ -159,5 +159,6 @@ def test_trace(kind: str) -> None:
             return logits
 
     logits = Logits().eval()
-    traced = torch.jit.trace(logits, tuple(inputs(batch(4, 9)).values()), check_trace=False)
+    unpadded = inputs(batch(4, 9)) | {"attention_mask": torch.ones(4, 9, dtype=torch.long)}
+    traced = torch.jit.trace(logits, tuple(unpadded.values()), check_trace=False)
     check(logits.model, lambda given_features: traced(*given_features.values()))
