@@ -11,8 +11,8 @@ from search_spaces import FFN, Architecture, FFNGraph
 from search_spaces.draws import RELEASED
 from search_spaces.graph import GELU, base_graph
 from search_spaces.spaces import GRAPHS
-from search_spaces.trees import height_of
 from tests.search_spaces.strategies import small_space
+from tests.search_spaces.test_trees import height_of
 
 SPACE = replace(small_space(1, 10**9), max_height=7, draws=RELEASED)
 
