@@ -23,9 +23,9 @@ import numpy as np
 import torch
 import transformers
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from distill.training.progress import terminal
 from foundation.errors import UserError
 from foundation.files import write_text
 
@@ -156,9 +156,9 @@ class Report:
         self.name, self.path = name, path
         self.options = json.loads(json.dumps(dict(options), default=str))
         self.command = " ".join(["python -m benchmarks", name, *arguments])
-        self.console = Console(highlight=False, markup=False, soft_wrap=True)
+        self.console = terminal()
         # Progress goes to stderr, so that it is not in the output that one pastes or pipes.
-        self.status = Console(highlight=False, markup=False, soft_wrap=True, stderr=True)
+        self.status = terminal(stderr=True)
         self.load_before = os.getloadavg()[0]
         self.saved = False
 
@@ -284,7 +284,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         table.add_column(column, no_wrap=True, justify="right" if place else "left")
     for row in rows:
         table.add_row(*map(str, row))
-    console = Console(width=1000, color_system=None, markup=False, highlight=False)
+    console = terminal(width=1000, color_system=None)
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.strip() for line in capture.get().splitlines() if line.strip())

@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers import BertConfig, BertForSequenceClassification
-from transformers.utils import logging
 
 from benchmarks import published_protocol
 from benchmarks.common import Report, ratio, start_server, summarise, take_turns, timed
@@ -38,6 +37,7 @@ from distill.objectives import OBJECTIVES
 from distill.objectives.outputs import Batch
 from distill.tasks.encoding import Encoded, load_encoded, save_encoded, training_batches
 from distill.training.loop import make_accelerator, train
+from distill.training.progress import silence_transformers
 from distill.training.recipe import Recipe
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from search_spaces import PUBLISHED, Architecture
@@ -106,7 +106,7 @@ class Trainer:
 
     def __init__(self, setting: str, folder: Path, batch: int, steps: int, threads: int, device: str) -> None:
         torch.set_num_threads(threads)
-        logging.disable_progress_bar()
+        silence_transformers()
         self.setting, self.folder, self.batch, self.steps = setting, folder, batch, steps
         place = SETTINGS.index(setting)
         self.accelerator = make_accelerator(device, "auto" if place >= SETTINGS.index("precision") else "no")

@@ -6,7 +6,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console
 from transformers import PreTrainedModel
 
 from distill.__main__ import parser, plan
@@ -14,7 +13,7 @@ from distill.command.report import measurement_table, show_measurements, train_m
 from distill.memory import ModelError, naming_memory, quiet_transformers, source_of, write_splits
 from distill.table import Table
 from distill.training.layout import METRICS_FILE
-from distill.training.progress import ProgressCallback, ignore_progress
+from distill.training.progress import ProgressCallback, ignore_progress, terminal
 from distill.training.sentences import MODULES, read_modules
 from distill.training.teacher import load_tokenizer, load_unchanged
 from foundation.errors import UserError
@@ -39,7 +38,7 @@ class Distilled:
 
     def table(self, width: int = 120) -> str:
         """The scores, costs and latencies of teacher and student as text."""
-        console = Console(highlight=False, markup=False, emoji=False, width=width, record=True, file=StringIO())
+        console = terminal(soft_wrap=False, width=width, record=True, file=StringIO())
         show_measurements(console, self.metrics)
         for further in self.tables()[1:]:
             further.print(console)

@@ -69,8 +69,7 @@ def show(out: Path) -> int:
     print("commands (each has --help):")
     print(columns(commands()), flush=True)
 
-    from rich.console import Console
-
+    from distill.training.progress import terminal
     from nas.report.overview import studies, table  # imports optuna, which takes half a second
 
     known = list(studies(out))
@@ -78,7 +77,7 @@ def show(out: Path) -> int:
         print(f"\nno studies in {out}: python -m nas.search --stage all")
         return DONE
     print(f"\nstudies in {out}:")
-    table(known).print(Console(highlight=False, markup=False, emoji=False))
+    table(known).print(terminal())
     for study in known:
         if study.state != "interrupted":
             continue

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from distill.cli import Parser, at_least
 from distill.table import Column, Table, count
+from distill.training.progress import terminal
 from foundation.errors import UserError
 from foundation.extensions import load_extensions
 from nas.report import architecture as shown
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         load_extensions()
         if options.singular_values:
-            show_singular_values(Path(options.architecture), Console(highlight=False, markup=False, emoji=False))
+            show_singular_values(Path(options.architecture), terminal())
             return 0
         head = head_cost(options.head)
         architecture = shown.named(options.architecture)
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif options.latex:
         print("\n".join(layers_latex(architecture)))
     else:
-        show(architecture, tokens, options.labels, head, Console(highlight=False, markup=False, emoji=False))
+        show(architecture, tokens, options.labels, head, terminal())
     return 0
 
 

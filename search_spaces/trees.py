@@ -41,15 +41,6 @@ Leaves = Mapping[str, Value]
 X = Value("x", 0)
 
 
-def height_of(formula: str) -> int:
-    """The height of a formula as a tree."""
-    depth = highest = 0
-    for character in formula:
-        depth += (character == "(") - (character == ")")
-        highest = max(highest, depth)
-    return highest
-
-
 def suggest_tree(trial: GraphTrial, name: str, activation: str, gated: bool, max_height: int) -> str:
     """The formula that a trial's choices define, see `search_spaces.grammar.suggest_graph`."""
     pre = _suggest_segment(trial, f"{name}/pre", NONE, {OWN: X}, max_height - 3)

@@ -6,9 +6,9 @@ import math
 from argparse import ArgumentTypeError
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from distill.choices import listing, tasks
+from distill.choices import CUT, LongTexts, listing, tasks
 from distill.cli import Parser, ParserOrGroup, add_device_option, add_output_options, add_precision_option
 from distill.command.folder import check_new, check_resumed, contents_of
 from distill.training.layout import OPTIONS_FILE
@@ -47,7 +47,7 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     length = "longer rows are truncated to N tokens (default: %(default)s)"
     add("--max-length", type=int, default=128, metavar="N", help=length)
     long = "of longer single texts, read the beginning, both ends, or all in overlapping windows (default: %(default)s)"
-    add("--long-texts", choices=("cut", "head_tail", "windows"), default="cut", help=long)
+    add("--long-texts", choices=get_args(LongTexts), default=CUT, help=long)
 
 
 def _class_weights(text: str) -> str | dict[str, float]:
@@ -147,7 +147,7 @@ def check_rows(options: Any, parser: Parser) -> None:
                 raise UserError(f"{flag(name)} cannot be combined with --task {options.task}: leave one of them out")
     if options.pack and source != "corpus":
         raise UserError("--pack joins paragraphs of --corpus TEXT: add --corpus, or leave out --pack")
-    if options.long_texts != "cut" and source == "corpus":
+    if options.long_texts != CUT and source == "corpus":
         raise UserError("--long-texts is for rows with labels, and --corpus has none: leave it out")
     if options.masked_lm and source != "corpus":
         raise UserError("--masked-lm masks words of --corpus TEXT: add --corpus, or leave out --masked-lm")

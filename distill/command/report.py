@@ -16,7 +16,7 @@ from distill.table import Column, Table, difference, millions, with_error
 from distill.training.evaluation import Load
 from distill.training.layout import METRICS_FILE
 from distill.training.measure import Measurements, environment
-from distill.training.progress import Progress, ProgressCallback
+from distill.training.progress import Progress, ProgressCallback, terminal
 from distill.training.run import Examples, Training, TrainingRun, run_training
 from foundation.errors import UserError
 from foundation.files import write_text
@@ -27,7 +27,7 @@ def train_and_report(
 ) -> int:
     """`train_models`, with its progress and results on the terminal; returns the exit status."""
     quiet = not accelerator.is_main_process
-    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=quiet, stderr=options.json)
+    console = terminal(quiet=quiet, stderr=options.json)
     with Progress(console, options.quiet) as progress:
         metrics = train_models(options, models, examples, accelerator, progress.update, **more)
     return DONE if metrics is None else show(options, console, metrics)

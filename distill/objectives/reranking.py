@@ -26,9 +26,9 @@ def reranking(
     """score L_score + margin L_margin + hidden L_hidden, without labels.
 
     L_score is the mean square error of the student's scores of pairs of a query and a passage with the teacher's.
-    L_margin is MarginMSE (Hofstätter et al., 2020, equation 4): the mean of ((s_i - s_j) - (t_i - t_j))^2 over all two
-    passages i and j of one query in a batch, 0 if there are none. L_hidden is the sum over layers of the mean squared
-    error of the hidden states, as in `efficientbert`.
+    L_margin is MarginMSE (Hofstätter et al., 2020, equation 4): the mean of ((s_i - s_j) - (t_i - t_j))^2 over all
+    pairs of passages i and j of one query in a batch, 0 if there are none. L_hidden is the sum over layers of the mean
+    squared error of the hidden states, as in `efficientbert`.
 
     Args:
         score, margin, hidden: weights.

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from distill.choices import HEAD_TAIL, WINDOWS
 from distill.tasks.encoding import Encoded
 
-CUT, HEAD_TAIL, WINDOWS = LONG_TEXTS = ("cut", "head_tail", "windows")
-# A length that no text has.
+# Rows are encoded to this length, which no text has, before they are divided.
 UNTRUNCATED = 1_000_000
-# With "head_tail" a text's beginning has one of so many parts: 128 of 510 tokens, the best of Sun et al. (How to
+# "head_tail" gives a text's beginning one part in this many: 128 of 510 tokens, the best of Sun et al. (How to
 # fine-tune BERT for text classification, 2019, section 5.3.1).
 HEAD_PARTS = 4
 
@@ -33,7 +33,7 @@ def divided(rows: Encoded, tokenizer: Any, max_length: int, stride: int, long_te
     special = tokenizer.num_special_tokens_to_add()
     room = max_length - special
     if long_texts == WINDOWS and not 0 <= stride < room:
-        raise ValueError(f"stride = {stride}: windows of max_length = {max_length} have {room} tokens of the text")
+        raise ValueError(f"max_length = {max_length}: its {room} tokens of text must be more than the {stride} shared")
     first = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"].index(0)
     places, sources = [], []
     for row, (start, end) in enumerate(pairwise(rows.offsets.tolist())):
@@ -54,7 +54,7 @@ def divided(rows: Encoded, tokenizer: Any, max_length: int, stride: int, long_te
 
 
 def _pieces(start: int, end: int, room: int, stride: int, long_texts: str) -> Iterator[Pieces]:
-    """For each row that is made of a text, which pieces of the text's tokens, from `start` to `end`, it has."""
+    """For each row of a text whose tokens go from `start` to `end`: the ranges of tokens that the row consists of."""
     if end - start <= room:
         yield [(start, end)]
     elif long_texts == HEAD_TAIL:

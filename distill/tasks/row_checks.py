@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.tasks.long_texts import CUT, HEAD_TAIL, WINDOWS
+from distill.choices import CUT, HEAD_TAIL, WINDOWS
 from distill.tasks.splits import AnySplit, Split, TaggedSplit
 
 # So many rows, evenly spaced, are looked at; and from this share on unknown tokens get a line.

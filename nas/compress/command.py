@@ -23,7 +23,7 @@ from distill.command.folder import check_new, make
 from distill.command.options import OF_OWN_ROWS, add_rows_options, check_labeled_rows, check_own_rows, flag
 from distill.training.progress import loading, silence_transformers, terminal
 from foundation.errors import UserError
-from nas.config.load import Given, given, load_config
+from nas.config.load import Given, given_values, load_config
 from nas.config.schema import StudyConfig
 from nas.export.hub import add_push_options, hub_name, publication_of
 
@@ -101,7 +101,7 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
     limits = (f"space.max_{cost}" for cost in ("params", "latency", "size"))
     places = ("max_length", "long_texts", *limits, "deployment.runtime", "deployment.threads", "final.steps", "seed")
     values: dict[str, Any] = {"teacher": options.checkpoint, "tasks": Given("--task", [options.task or OWN])}
-    values |= given(options, *places)
+    values |= given_values(options, *places)
     if options.data is not None:
         values["data"] = Given("--data", str(options.data))
     if options.finetune_teacher is not None:

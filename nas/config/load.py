@@ -22,7 +22,7 @@ class Given(NamedTuple):
     value: Any
 
 
-def given(options: Namespace, *places: str) -> dict[str, Given]:
+def given_values(options: Namespace, *places: str) -> dict[str, Given]:
     """The values of those of the options that are given, by their places in the configuration, which are dotted paths
     that end in the names of the options.
     """

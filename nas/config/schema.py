@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from distill.choices import LongTexts
 from distill.training.recipe import MixedPrecision
 from foundation.errors import UserError, did_you_mean, shortened
 from nas.config.recipes import (
@@ -220,7 +221,7 @@ class StudyConfig(Table):
     search_rows: Literal["random", "last"] = "random"
     goals: Goals = ("score",)
     max_length: Length = 128
-    long_texts: Literal["cut", "head_tail", "windows"] = "cut"
+    long_texts: LongTexts = "cut"
     max_length_of: dict[str, Length] = Field(default_factory=dict)
     dropout: UnitFloat = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

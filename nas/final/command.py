@@ -19,7 +19,7 @@ from distill.choices import listing, tasks
 from distill.cli import Parser, add_device_option, add_output_options, interruptible, is_first_process
 from distill.training.progress import loading
 from foundation.files import read_json
-from nas.config.load import Given, given, load_config
+from nas.config.load import Given, given_values, load_config
 from nas.config.schema import ConfigError
 from nas.final.folder import make_folder, make_folder_of_tasks
 from nas.search.choices import described_presets
@@ -69,7 +69,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
     first; the others replace it one after the other.
     """
     final = (f"final.{name}" for name in ("steps", "batch_size", "learning_rate"))
-    result = given(options, "teacher", "data", "max_length", *final, "pretrain.assistant")
+    result = given_values(options, "teacher", "data", "max_length", *final, "pretrain.assistant")
     if options.tasks is not None:
         result["tasks"] = Given("--tasks", options.tasks.split(",")[:1])
     if options.task is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PretrainedConfig
 
@@ -71,13 +72,15 @@ class Sizes:
 
     Attributes:
         tokens: of a sentence, on average.
-        train: the number of training examples; None if they have not been read.
-        search: the number of examples of the search split.
+        train: the number of encoded training rows; None if they have not been read.
+        search: the number of encoded rows of the search split.
+        windows: encoded rows of a text or question, on average.
     """
 
     tokens: int
     train: int | None = None
     search: int = SEARCH_ROWS
+    windows: float = 1.0
 
     @classmethod
     def of(cls, config: StudyConfig, data: Path, rows: TaskData[Any] | None = None, tokenizer: Any = None) -> "Sizes":
@@ -91,11 +94,11 @@ class Sizes:
             kind, long_texts = rows.task.task_type, config.long_texts
             encoded = encode(tokenizer, some, config.row_length, task_type=kind, long_texts=long_texts)
             each = len(encoded) / len(some)
-            return cls(
-                round(float(encoded.lengths.mean())), round(each * len(rows.train)), round(each * len(rows.search))
-            )
+            train, search = (round(each * len(split)) for split in (rows.train, rows.search))
+            return cls(round(float(encoded.lengths.mean())), train, search, each)
         train, search = (load_encoded(data / f"{name}.npz") for name in ("train", "search"))
-        return cls(round(float(train.lengths.mean())), len(train), len(search))
+        windows = 1.0 if search.sources is None else len(search) / len(np.unique(search.sources))
+        return cls(round(float(train.lengths.mean())), len(train), len(search), windows)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ class Estimator:
             part = 1 if table.search_fraction is None else table.search_fraction
             rows = self.sizes.search + (self.sizes.train or 0)
             return self.training(min(self.sizes.search, max(1, round(part * rows))))
-        scored = min(mode.examples(self.config, table) or self.sizes.search, self.sizes.search)
+        texts = mode.examples(self.config, table)
+        scored = self.sizes.search if texts is None else min(round(texts * self.sizes.windows), self.sizes.search)
         work = [Work("scoring", self.student, scored)]
         if mode.inheritance(self.config) == "compensated":
             work.append(Work("compensation", self.student, self.config.supernet.calibration_rows, 2))

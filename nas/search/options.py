@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distill.choices import OBJECTIVES, TASKS, columns, listing, tasks
 from distill.cli import DEVICE_HELP, Parser, add_output_options, device, several_processes
-from nas.config.load import Given, given
+from nas.config.load import Given, given_values
 from nas.config.schema import ConfigError
 from nas.search.choices import GOALS, SAMPLERS, described_presets, samplers
 
@@ -198,7 +198,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Given]:
     limits = (f"space.max_{cost}" for cost in ("params", "macs", "latency", "size"))
     deployment = (f"deployment.{name}" for name in ("runtime", "threads", "batch", "tokens"))
     trials = (f"stage{stage}.trials" for stage in STAGES[options.stage])
-    result = given(options, "teacher", "data", "seed", *limits, *deployment, "one_shot.sandwich", *trials)
+    result = given_values(options, "teacher", "data", "seed", *limits, *deployment, "one_shot.sandwich", *trials)
     if options.tasks is not None:
         result["tasks"] = Given("--tasks", options.tasks.split(","))
     if options.keep is not None:

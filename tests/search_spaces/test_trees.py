@@ -19,7 +19,7 @@ from search_spaces.published import PUBLISHED
 from search_spaces.spaces import GRAPHS, SpaceError
 from search_spaces.spelling import RandomTrial
 from search_spaces.terms import MAX_TERMS
-from search_spaces.trees import height_of, suggest_tree
+from search_spaces.trees import suggest_tree
 from tests.search_spaces.small_spaces import HIGH, LOW, kinds_of_space
 from tests.search_spaces.strategies import small_space
 
@@ -52,6 +52,15 @@ class Given:
 
     def suggest_float(self, name: str, low: float, high: float) -> float:
         raise AssertionError
+
+
+def height_of(formula: str) -> int:
+    """The height of a formula as a tree."""
+    depth = highest = 0
+    for character in formula:
+        depth += (character == "(") - (character == ")")
+        highest = max(highest, depth)
+    return highest
 
 
 def every_formula(gated: bool, height: int) -> Iterator[tuple[str, dict[str, str]]]:

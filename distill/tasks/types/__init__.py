@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from distill.choices import CUT
 from distill.tasks.encoding import IGNORED, Encoded
-from distill.tasks.long_texts import CUT, UNTRUNCATED, divided
+from distill.tasks.long_texts import UNTRUNCATED, divided
 from distill.tasks.splits import AnySplit, Split
 from distill.tasks.types import embeddings, question_answering, sentences, token_classification
 from distill.tasks.types.base import TaskType
@@ -90,7 +91,7 @@ def encode(
         stride: number of tokens that consecutive windows have in common; by default a third of
             `max_length`, which is the usual 128 for 384.
         task_type: the name of the split's task type.
-        long_texts: a value of `distill.tasks.long_texts.LONG_TEXTS`.
+        long_texts: a value of `distill.choices.LongTexts`.
 
     Raises:
         ValueError: there are no rows, rows of another task type, or no room for text in `max_length` and `stride`.
@@ -106,6 +107,8 @@ def encode(
     stride = max_length // 3 if stride is None else stride
     if long_texts != CUT and (rows.paired or not (chosen.head.pooled and isinstance(rows, Split))):
         what = "pairs of texts" if rows.paired else f"rows for {task_type}"
-        raise UserError(f'long_texts = "{long_texts}" is for single texts with classes or a number, not for {what}')
+        raise UserError(
+            f'long texts: "{long_texts}" is for single texts with classes or a number; choose "cut" for {what}'
+        )
     encoded: Encoded = chosen.encode(tokenizer, rows, max_length if long_texts == CUT else UNTRUNCATED, stride)
     return encoded if long_texts == CUT else divided(encoded, tokenizer, max_length, stride, long_texts)

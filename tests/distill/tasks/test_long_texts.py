@@ -119,11 +119,11 @@ def test_windows_are_rows_to_learn_from(pieces: BertTokenizerFast) -> None:
     ],
 )
 def test_other_rows_are_refused(split: AnySplit, kind: str, what: str, pieces: BertTokenizerFast) -> None:
-    with pytest.raises(UserError, match=rf'^long_texts = "windows" is for single texts .*, not for {what}$'):
+    with pytest.raises(UserError, match=rf'^long texts: "windows" is for single texts .*; choose "cut" for {what}$'):
         encode(pieces, split, LENGTH, task_type=kind, long_texts="windows")
 
 
 def test_windows_that_do_not_advance(pieces: BertTokenizerFast) -> None:
     split = Split(TEXTS, None, LABELS[CLASSIFICATION])
-    with pytest.raises(ValueError, match=r"^stride = 10: windows of max_length = 12 have 10 tokens"):
+    with pytest.raises(ValueError, match=r"^max_length = 12: its 10 tokens of text must be more than the 10 shared"):
         encode(pieces, split, LENGTH, 10, task_type=CLASSIFICATION, long_texts="windows")

@@ -3,8 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from distill.tasks.encoding import Encoded, save_encoded
+from distill.tasks.types import CLASSIFICATION
 from nas.config.load import load_config
 from nas.preparation.entries import teacher_of
 from nas.search.estimate import OVERHEAD, Estimator, Sizes, usual_candidate
@@ -26,6 +29,28 @@ def test_a_trial(tiny_study: TinyStudy, fraction: float | None, rows: int) -> No
     assert taught == pytest.approx(6 * 8 * cost.macs(teacher_of(config), 10) / SPEED)
     (confirmed,) = (part for part in estimator.parts((), ("2",)) if part.what == "confirmation of stage 2")
     assert confirmed.total == confirmed.start + 6 * estimator.training(100, taught=True)
+
+
+def test_rows_of_several_windows(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    """Untrained candidates are scored on all windows of their first texts: three of each, of 90 rows at most."""
+    for name, texts in (("train", 50), ("search", 30)):
+        rows = Encoded(
+            input_ids=np.ones(15 * texts, np.int32),
+            token_type_ids=np.zeros(15 * texts, np.int32),
+            offsets=np.arange(0, 15 * texts + 1, 5),
+            labels=np.zeros(3 * texts, np.int32),
+            task_type=CLASSIFICATION,
+            sources=np.repeat(np.arange(texts, dtype=np.int32), 3),
+        )
+        save_encoded(rows, tmp_path / f"{name}.npz")
+    config = tiny_study.config
+    sizes = Sizes.of(config, tmp_path)
+    assert sizes == Sizes(tokens=5, train=150, search=90, windows=3)
+    estimator = Estimator(config, sizes, SPEED, usual_candidate(config))
+    for texts, scored in ((20, 60), (50, 90), (None, 90)):
+        table = config.stage1.model_copy(update={"evaluation": "untrained", "rows": texts})
+        work = scored * cost.macs(estimator.student, 5) / SPEED
+        assert estimator.trial(table, "1") == pytest.approx(OVERHEAD + work)
 
 
 def test_candidates_are_as_large_as_the_budget(tiny_study: TinyStudy) -> None:
