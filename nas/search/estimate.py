@@ -96,9 +96,9 @@ class Sizes:
             each = len(encoded) / len(some)
             train, search = (round(each * len(split)) for split in (rows.train, rows.search))
             return cls(round(float(encoded.lengths.mean())), train, search, each)
-        train, search = (load_encoded(data / f"{name}.npz") for name in ("train", "search"))
-        windows = 1.0 if search.sources is None else len(search) / len(np.unique(search.sources))
-        return cls(round(float(train.lengths.mean())), len(train), len(search), windows)
+        training, held_out = (load_encoded(data / f"{name}.npz") for name in ("train", "search"))
+        windows = 1.0 if held_out.sources is None else len(held_out) / len(np.unique(held_out.sources))
+        return cls(round(float(training.lengths.mean())), len(training), len(held_out), windows)
 
 
 @dataclass(frozen=True)
