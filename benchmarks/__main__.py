@@ -25,7 +25,7 @@ CATALOGUE = {
     "pruning": ("compensated allocations against Kwon et al. and K-prune", "6 hours"),
     "recipes": ("every distillation objective on the same student, and ablations of mixtures", "2 hours"),
     "capacity_gap": ("one student of teachers of several sizes, with and without experts", "30 minutes"),
-    "family_teachers": ("makes small encoders of types that have no weights here, from MiniLM", "40 minutes"),
+    "family_teachers": ("makes small encoders of types that have no weights here, from MiniLM", "1 hour"),
     "warmup": ("what the supernet's warm-up brings", "30 minutes"),
 }
 

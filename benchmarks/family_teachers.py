@@ -35,7 +35,7 @@ HELD_OUT, LENGTH, BATCH = 512, 64, 32
 
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES, help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=3000, help="of training; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=1000, help="of training; default: %(default)s")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder for the encoders")
 
 
