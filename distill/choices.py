@@ -5,17 +5,13 @@ This module imports nothing that takes long, so that `--help` can show its table
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 from foundation.errors import UserError
 from foundation.extensions import load_extensions
 
 # Stands for a name in an option that has a list of its names: `--objective '?'`.
 ASK = "?"
-
-# What is read of single texts that are longer than the length of a row: their beginning, both ends, or windows.
-LongTexts = Literal["cut", "head_tail", "windows"]
-CUT, HEAD_TAIL, WINDOWS = get_args(LongTexts)
 
 # The keys of `distill.objectives.OBJECTIVES`.
 OBJECTIVES = {

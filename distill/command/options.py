@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from distill.choices import CUT, LongTexts, listing, tasks
+from distill.choices import listing, tasks
 from distill.cli import Parser, ParserOrGroup, add_device_option, add_output_options, add_precision_option
 from distill.command.folder import check_new, check_resumed, contents_of
+from distill.tasks.splits import CUT, LongTexts
 from distill.training.layout import OPTIONS_FILE
 from foundation.errors import UserError, shortened
 

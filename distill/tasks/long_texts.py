@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from distill.choices import HEAD_TAIL, WINDOWS
 from distill.tasks.encoding import Encoded
+from distill.tasks.splits import HEAD_TAIL, WINDOWS
 
 # Rows are encoded to this length, which no text has, before they are divided.
 UNTRUNCATED = 1_000_000

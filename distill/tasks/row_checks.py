@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.choices import CUT, HEAD_TAIL, WINDOWS
-from distill.tasks.splits import AnySplit, Split, TaggedSplit
+from distill.tasks.splits import CUT, HEAD_TAIL, WINDOWS, AnySplit, Split, TaggedSplit
 
 # So many rows, evenly spaced, are looked at; and from this share on unknown tokens get a line.
 SAMPLE, UNKNOWN = 2000, 0.05

@@ -2,9 +2,13 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from foundation.errors import shortened
+
+# What is read of single texts that are longer than the length of a row: their beginning, both ends, or windows.
+LongTexts = Literal["cut", "head_tail", "windows"]
+CUT, HEAD_TAIL, WINDOWS = get_args(LongTexts)
 
 
 @dataclass(frozen=True)

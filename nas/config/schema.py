@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from distill.choices import LongTexts
+from distill.tasks.splits import LongTexts
 from distill.training.recipe import MixedPrecision
 from foundation.errors import UserError, did_you_mean, shortened
 from nas.config.recipes import (

@@ -8,10 +8,10 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from distill.choices import CUT
 from distill.objectives.outputs import Batch
 from distill.tasks.corpora import Corpus, corpus_file, embedded_corpus
 from distill.tasks.encoding import Encoded, training_batches
+from distill.tasks.splits import CUT
 from distill.training.loop import make_accelerator
 from distill.training.progress import ProgressCallback, ignore_progress
 from distill.training.recipe import Recipe

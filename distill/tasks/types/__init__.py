@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from distill.choices import CUT
 from distill.tasks.encoding import IGNORED, Encoded
 from distill.tasks.long_texts import UNTRUNCATED, divided
-from distill.tasks.splits import AnySplit, Split
+from distill.tasks.splits import CUT, AnySplit, Split
 from distill.tasks.types import embeddings, question_answering, sentences, token_classification
 from distill.tasks.types.base import TaskType
 from distill.tasks.types.embeddings import EMBEDDINGS, POOLING
@@ -91,7 +90,7 @@ def encode(
         stride: number of tokens that consecutive windows have in common; by default a third of
             `max_length`, which is the usual 128 for 384.
         task_type: the name of the split's task type.
-        long_texts: a value of `distill.choices.LongTexts`.
+        long_texts: a value of `distill.tasks.splits.LongTexts`.
 
     Raises:
         ValueError: there are no rows, rows of another task type, or no room for text in `max_length` and `stride`.

@@ -171,7 +171,7 @@ def test_predicted_losses_are_errors_in_the_fisher_metric(model: nn.Module) -> N
         for heads in range(1, HEADS):
             features = np.column_stack((np.ones(len(x)), context[:, : heads * SIZE].double().numpy()))
             residuals = target - features @ np.linalg.lstsq(features, target, rcond=None)[0]
-            assert float(losses[layer][heads]) == pytest.approx(error(residuals, metric), rel=1e-3)
+            assert float(losses[layer][heads]) == pytest.approx(error(residuals, metric), rel=1e-3, abs=1e-10)
         if family_of(model).pre_norm:  # Without heads, the mean.
             assert float(losses[layer][0]) == pytest.approx(error(target, metric), rel=1e-3)
             continue
