@@ -20,7 +20,7 @@ CATALOGUE = {
     "tabulate": ("makes the tabulated space", "3 hours"),
     "leads": ("winners of searches against baselines, over seeds and budgets", "4 hours"),
     "alternatives": ("a task's students against what else a user could take, in three forms", "4 hours"),
-    "sentence_encoders": ("a sentence encoder and what it retrieves, against fewer layers", "1 hour"),
+    "sentence_encoders": ("a sentence encoder and what it retrieves, against fewer layers", "2 hours"),
     "evidence": ("signals that predict the score after full training", "4 hours"),
     "pruning": ("compensated allocations against Kwon et al. and K-prune", "6 hours"),
     "recipes": ("every distillation objective on the same student, and ablations of mixtures", "2 hours"),
