@@ -67,6 +67,8 @@ def parser() -> Parser:
     training = result.add_argument_group("training")
     steps = "training steps of the student; 0: only the least-squares refit (default: 250; of vectors and scores 1,500)"
     training.add_argument("--steps", type=int, metavar="N", help=steps)
+    rate = "peak learning rate of the student (default: 2e-4; of vectors and scores 3e-4)"
+    training.add_argument("--learning-rate", type=float, metavar="X", help=rate)
     first = "first fine-tune the teacher on the rows for this many steps (default: 0)"
     training.add_argument("--finetune-teacher", type=int, metavar="STEPS", help=first)
     training.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: 0)")
@@ -99,7 +101,8 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
         UserError: an option is wrong, or options do not go together.
     """
     limits = (f"space.max_{cost}" for cost in ("params", "latency", "size"))
-    places = ("max_length", "long_texts", *limits, "deployment.runtime", "deployment.threads", "final.steps", "seed")
+    places = ("max_length", "long_texts", "seed", *limits, "deployment.runtime", "deployment.threads")
+    places += ("final.steps", "final.learning_rate")
     values: dict[str, Any] = {"teacher": options.checkpoint, "tasks": Given("--task", [options.task or OWN])}
     values |= given_values(options, *places)
     if options.data is not None:

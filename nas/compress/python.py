@@ -96,6 +96,7 @@ def compress_model(
     threads: int | None = None,
     uniform: bool = False,
     steps: int | None = None,
+    learning_rate: float | None = None,
     finetune_teacher: int = 0,
     max_length: int = 128,
     long_texts: str = "cut",
@@ -126,6 +127,7 @@ def compress_model(
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
         uniform: whether all FFNs have one width, and heads and layers are kept.
         steps: training steps of the student; 0: it is only compensated; None: 250, of vectors and scores 1,500.
+        learning_rate: the peak of the student's; None: 2e-4, of vectors and scores 3e-4.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         max_length, long_texts: tokens of a row, and what is read of longer texts: "cut", "head_tail" or "windows".
         on_progress: called with the current piece of work and the fraction of it that is done.
@@ -141,7 +143,8 @@ def compress_model(
     first = {"space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency}
     settings = first | {"space.max_params": max_params, "space.max_size": max_size, "finetune.steps": finetune_teacher}
     settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "max_length": max_length, "seed": seed}
-    settings |= {"long_texts": long_texts} | ({} if steps is None else {"final.steps": steps})
+    training = {"final.steps": steps, "final.learning_rate": learning_rate}
+    settings |= {"long_texts": long_texts} | {name: value for name, value in training.items() if value is not None}
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))

@@ -166,6 +166,7 @@ def test_the_choices_are_those_of_the_teacher(shared_study: TinyStudy) -> None:
         (["--train", "x"], "--train needs --dev FILE"),
         (["--task", "library", "--max-params", "many"], "--max-params: "),
         (["--task", "library", "--max-latency", "fast"], "--max-latency"),
+        (["--task", "library", "--learning-rate", "0"], "--learning-rate"),
         (["--task", "nothing"], "nothing"),
         (["--task", "library", "--push", "me/small"], "--push needs the license"),
         (["--unlabeled", "nothing.txt"], "nothing.txt: No such file or directory"),

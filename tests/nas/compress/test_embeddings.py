@@ -47,6 +47,7 @@ def student(shared_study: TinyStudy, teacher: Path) -> Path:
     rows = [{"query": text.split()[0], "passage": text} for text in HELD_OUT]
     pairs.write_text("\n".join(map(json.dumps, rows)))
     words = ["--embeddings", texts, "--retrieval", pairs, "--max-params", "12000", "--max-length", "24"]
+    words += ["--learning-rate", "1e-3"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
         assert run(main, teacher, *words, "--steps", "20", "--device", "cpu", "--quiet", "--out", out) == 0
@@ -78,7 +79,7 @@ def test_the_folder_is_one_of_sentence_transformers(teacher: Path, student: Path
     assert "difference" in retrieval["student"]["ndcg@10"] and not (student / "config.toml").exists()
 
 
-SETTINGS: dict[str, Any] = {"max_params": 12_000, "max_length": 24, "steps": 20, "device": "cpu"}
+SETTINGS: dict[str, Any] = {"max_params": 12_000, "max_length": 24, "steps": 20, "learning_rate": 1e-3, "device": "cpu"}
 
 
 @pytest.mark.parametrize("kind", ["object", "folder"])
