@@ -121,13 +121,11 @@ def compress_model(
             `pair`, a passage. Rows need no labels; without `dev`, every tenth query is held out.
         threshold: the probability from which a class is predicted with `multi_label`.
         class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
-        max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's. If no limit is given at all,
-            it is "1/3x".
+        max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's; without any limit "1/3x".
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
         uniform: whether all FFNs have one width, and heads and layers are kept.
-        steps: training steps of the student; 0: it is only compensated; None: 250, of vectors and scores 1,500.
-        learning_rate: the peak of the student's; None: 2e-4, of vectors and scores 3e-4.
+        steps, learning_rate: of the student's training; None: 250 and 2e-4, of vectors and scores 1,500 and 3e-4.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         max_length, long_texts: tokens of a row, and what is read of longer texts: "cut", "head_tail" or "windows".
         on_progress: called with the current piece of work and the fraction of it that is done.
@@ -140,11 +138,10 @@ def compress_model(
     columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, "class_weights": class_weights}
     of_train = {"dev": dev, "pair": pair, "class_weights": class_weights, "finetune_teacher": finetune_teacher}
     _check(given, **of_train, **kinds, **({} if reranking else {"retrieval": retrieval}))
-    first = {"space.max_latency": "1/3x" if max_latency is max_params is max_size is None else max_latency}
-    settings = first | {"space.max_params": max_params, "space.max_size": max_size, "finetune.steps": finetune_teacher}
-    settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "max_length": max_length, "seed": seed}
-    training = {"final.steps": steps, "final.learning_rate": learning_rate}
-    settings |= {"long_texts": long_texts} | {name: value for name, value in training.items() if value is not None}
+    settings = _limits(max_latency, max_params, max_size) | {"finetune.steps": finetune_teacher, "seed": seed}
+    settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "long_texts": long_texts}
+    chosen = {"max_length": max_length, "final.steps": steps, "final.learning_rate": learning_rate}
+    settings |= {name: value for name, value in chosen.items() if value is not None}
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))
@@ -155,6 +152,11 @@ def compress_model(
         if compress(run, on_progress, warnings.warn) is None:
             raise UserError("only the first of several processes has a result")
         return Compressed.load(run.out)
+
+
+def _limits(max_latency: str | None, max_params: int | None, max_size: str | None) -> dict[str, Any]:
+    latency = "1/3x" if max_latency is max_params is max_size is None else max_latency
+    return {"space.max_latency": latency, "space.max_params": max_params, "space.max_size": max_size}
 
 
 def _check(given: Mapping[str, Any], **others: Any) -> None:
