@@ -57,7 +57,7 @@ def test_a_described_family_is_the_same(name: str) -> None:
     assert Family.from_description(described).described() == family.described()
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "albert"])
+@pytest.mark.parametrize("name", ["bert", "distilbert", "layoutlm", "modernbert", "albert"])
 def test_supported_types(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of_every_kind(bert())[name].save_pretrained(tmp_path)
     assert main([str(tmp_path)]) == 0
