@@ -1,32 +1,42 @@
-"""How many evaluations the samplers need on the tabulated space.
+"""How many evaluations the samplers need on a tabulated space.
 
 A sampler's search is an Optuna study in memory, one trial after the other, whose scores are those of the table (see
-`tabulate`). Samplers get the zero-cost proxy that a search gives them: the fraction of the supernet's neuron importance
-that an architecture keeps. The table counts evaluations until the first architecture of the best 1 %; the drawing shows
-the best score so far. Constants of samplers were chosen on other seeds, from 1,000 on.
+`tabulate`). Samplers get what a search gives them as a zero-cost proxy: the fraction of the supernet's neuron
+importance that an architecture keeps, or its negative predicted loss. The report's table counts evaluations until the
+first architecture of the best 1 %; the drawing shows the best score so far. Constants of samplers were chosen on other
+seeds, from 1,000 on.
 """
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
 from scipy.stats import kendalltau
 
-from benchmarks.common import Report, summarise
-from benchmarks.tabulate import Table, load
+from benchmarks.common import BenchmarkError, Report, summarise
+from benchmarks.tabulate import LAYERS, SETTINGS, TRAINED, Table, load
+from nas.planning.allocation import allocate
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 
 SEEDS = 100
+MILP = "milp"
 # A search ends when it has found a good architecture, but after at least and at most these numbers of evaluations.
 MIN_EVALUATIONS, MAX_EVALUATIONS = 60, 300
 
 
 def search(table: Table, sampler: str, seed: int) -> list[float]:
     """The scores of the architectures that the sampler of this name proposes, in order."""
-    proposer = SAMPLERS[sampler](table.space, seed, table.proxy)
+    settings: dict[str, Any] = {}
+    if sampler == MILP and (losses := table.losses):
+        settings = {
+            "losses": losses.of_parts,
+            "allocate": lambda weights: allocate(table.space, losses.weighted(weights)),
+        }
+    proposer = SAMPLERS[sampler](table.space, seed, table.proxy, **settings)
     study = optuna.create_study(direction="maximize", sampler=proposer)
     scores: list[float] = []
     while len(scores) < MIN_EVALUATIONS or (max(scores) < table.good and len(scores) < MAX_EVALUATIONS):
@@ -78,14 +88,20 @@ def describe(report: Report, table: Table) -> None:
     kept = {architecture: table.proxy(architecture) for architecture in table.scores}
     tau = kendalltau(list(kept.values()), list(table.scores.values())).statistic
     first = [table.scores[architecture] for architecture in sorted(kept, key=lambda one: -kept[one])[:5]]
-    report.note(f"importance kept: tau {tau:.2f}; the five that keep most score {min(first):.4f} to {max(first):.4f}\n")
+    report.note(
+        f"zero-cost proxy: tau {tau:.2f}; the five that it ranks first score {min(first):.4f} to {max(first):.4f}"
+    )
+    trained = [(score, value) for one, score in table.scores.items() if (value := table.query(one).get(TRAINED))]
+    if trained:
+        tau = kendalltau(*zip(*trained, strict=True)).statistic
+        report.note(f"score and accuracy after training: tau {tau:.2f}, of {len(trained)} architectures")
 
 
 def add_options(parser: ArgumentParser) -> None:
     # A sampler for two goals cannot be compared on one score.
-    # Of the tabulated architectures no losses are predicted, from which `milp` allocates.
-    names = [name for name, kind in SAMPLERS.items() if 1 in kind.n_objectives and name != "milp"]
-    parser.add_argument("--samplers", nargs="+", default=names, choices=names, help="default: all for one goal")
+    names = [name for name, kind in SAMPLERS.items() if 1 in kind.n_objectives]
+    parser.add_argument("--space", choices=SETTINGS, default=LAYERS, help="default: %(default)s")
+    parser.add_argument("--samplers", nargs="+", choices=names, help="default: all for one goal that the table allows")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="searches of each sampler; default: %(default)s")
     parser.add_argument("--first-seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the best scores so far")
@@ -93,11 +109,16 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, report: Report) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    table = load()
+    table = load(options.space)
+    if table.losses is None and MILP in (options.samplers or ()):
+        raise BenchmarkError(
+            f"--samplers: {MILP} allocates from predicted losses, which the table of {options.space} has not"
+        )
+    names = [name for name, kind in SAMPLERS.items() if 1 in kind.n_objectives and (table.losses or name != MILP)]
     describe(report, table)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     rows, curves, results = [], {}, {}
-    for name in options.samplers:
+    for name in options.samplers or names:
         searches = [search(table, name, seed) for seed in seeds]
         counts = [evaluations_until_good(table, scores) for scores in searches]
         curves[name] = np.array([np.maximum.accumulate(scores[:MIN_EVALUATIONS]) for scores in searches])

@@ -4,8 +4,8 @@
   FFNs have above the smallest) below the uniform slice at 1/8. The figures are the accuracies of the slice of a trained
   one-shot supernet, without training, on the first rows of both tasks' search splits; their mean is the score.
 - `layers`: 3 or 12 heads and one of three expansions in each layer; within 0.5 % as many parameters as the base model
-  with half of its heads and channels. The figures are the fidelity to the teacher, which is the score, and the accuracy after
-  compensated inheritance, without training, on the first rows of the search split; and, for a random part of the
+  with half of its heads and channels. The figures are the fidelity to the teacher, which is the score, and the accuracy
+  after compensated inheritance, without training, on the first rows of the search split; and, for a random part of the
   members, the accuracy after a candidate's training.
 
 Beside the figures is what a search gives its samplers: of `ffns` the importance of the supernet's neurons, for their

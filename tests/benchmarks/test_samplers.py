@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from benchmarks import samplers
 from benchmarks.__main__ import main
 from benchmarks.samplers import MAX_EVALUATIONS, evaluations_until_good, improvements
-from benchmarks.tabulate import load
+from benchmarks.tabulate import FFNS, load
 
 
 def test_evaluations_are_counted_up_to_the_first_good_one() -> None:
-    table = load()
+    table = load(FFNS)
     assert evaluations_until_good(table, [0.0, table.good, 1.0]) == 2
     assert evaluations_until_good(table, [0.0] * MAX_EVALUATIONS) == MAX_EVALUATIONS
 
@@ -34,11 +34,14 @@ def test_raw_numbers_are_of_every_search(
     monkeypatch.setattr(samplers, "MIN_EVALUATIONS", 8)
     monkeypatch.setattr(samplers, "MAX_EVALUATIONS", 8)
     path = tmp_path / "samplers.json"
-    assert main(["samplers", "--seeds", "2", "--first-seed", "5", "--json", str(path)]) == 0
+    assert main(["samplers", "--space", "ffns", "--seeds", "2", "--first-seed", "5", "--json", str(path)]) == 0
     content = json.loads(path.read_text())
     assert content["seeds"] == [5, 6]
     assert set(content["results"]) == {"lanas", "lanas-published", "evolution", "local", "random", "tpe"}
     assert all(len(of["evaluations until good"]) == 2 for of in content["results"].values())
     assert "| random" in capsys.readouterr().out
-    assert main(["samplers", "--seeds", "2", "--samplers", "random", "local", "--json", str(path)]) == 0
-    assert set(json.loads(path.read_text())["results"]) == {"random", "local"}
+    assert main(["samplers", "--seeds", "2", "--samplers", "random", "milp", "--json", str(path)]) == 0
+    assert set(json.loads(path.read_text())["results"]) == {"random", "milp"}
+    assert "score and accuracy after training: tau" in capsys.readouterr().out
+    assert main(["samplers", "--space", "ffns", "--samplers", "milp", "--json", str(path)]) == 2
+    assert "--samplers: milp needs predicted losses, which the table of ffns does not have" in capsys.readouterr().err

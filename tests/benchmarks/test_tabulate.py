@@ -1,6 +1,7 @@
-"""The tabulated space, and the making of its first rows."""
+"""The tabulated spaces, what can be asked of them, and the making of their first rows."""
 
 import json
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -8,14 +9,18 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.tabulate import GOOD, LABELS, TABLE, Table, load
+from benchmarks.common import BenchmarkError
+from benchmarks.tabulate import FFNS, GOOD, LAYERS, SETTINGS, TRAINED, Table, load, path_of
 from search_spaces import Architecture, cost
+from search_spaces.spaces import SpaceError
 from tests.nas.tiny_study import TinyStudy
 
+COMPENSATED = '[supernet]\norder = "reconstruction"\ninheritance = "compensated"\ncalibration_rows = 100\n\n'
 
-@pytest.fixture(scope="module")
-def table() -> Table:
-    return load()
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def table(request: pytest.FixtureRequest) -> Table:
+    return load(request.param)
 
 
 def test_good_architectures_are_the_best_fraction(table: Table) -> None:
@@ -24,27 +29,61 @@ def test_good_architectures_are_the_best_fraction(table: Table) -> None:
     assert len(good) >= int(GOOD * len(table.scores)) > len([score for score in good if score > table.good])
 
 
-def test_the_table_has_all_members_of_its_space(table: Table) -> None:
+@pytest.mark.parametrize(("name", "members"), [(FFNS, 2901), (LAYERS, 751)])
+def test_a_table_has_all_members_of_its_space(name: str, members: int) -> None:
     """Those whose layers' parameters sum to what the budget allows; all else of the model is always there."""
-    space, expansions = table.space, table.space.genes["expansion"]
-    params = [cost.params(Architecture.uniform(space.base, expansion=one), LABELS) for one in expansions]
-    # A larger expansion adds in one layer a sixth of what it adds in all six.
+    space = load(name).space
+    uniform = Architecture.uniform
+    params = [
+        cost.params(uniform(space.base, expansion=expansion).with_heads([heads] * space.base.depth), space.num_labels)
+        for heads in space.genes["heads"]
+        for expansion in space.genes["expansion"]
+    ]
+    # What is added in one layer is a sixth of what is added in all six.
     added = (np.array(params) - params[0]) // space.base.depth
     sums = params[0] + reduce(np.add.outer, [added] * space.base.depth)
     rows = np.argwhere((space.min_params <= sums) & (sums <= space.max_params))
-    assert len(rows) == len(table.scores) == 2901
-    with np.load(TABLE) as file:
-        assert np.array_equal(file["rows"], rows)
+    with np.load(path_of(name)) as file:
+        assert np.array_equal(file["rows"] @ [len(space.genes["expansion"]), 1], rows)
+    assert len(rows) == members
 
 
-def test_the_first_rows_are_made(tiny_study: TinyStudy, tmp_path: Path) -> None:
+def test_queries(table: Table) -> None:
+    first, *_, last = table.members
+    assert list(table.query(first)) == list(table.names[: len(table.query(first))])
+    assert table.query(last) != table.query(first)
+    assert table.scores[last] == pytest.approx(
+        np.mean([table.query(last)[table.names[place]] for place in table.score])
+    )
+    with pytest.raises(SpaceError, match="not a member of the space: "):
+        table.query(Architecture.uniform(table.space.base))
+    few = replace(table, members={first: 0})
+    with pytest.raises(BenchmarkError, match="only the first members"):
+        few.query(last)
+
+
+def test_some_are_trained() -> None:
+    table = load(LAYERS)
+    trained = [table.query(one)[TRAINED] for one in table.members if TRAINED in table.query(one)]
+    assert len(trained) == 40
+    assert np.mean(trained) > np.mean([table.query(one)["accuracy"] for one in table.members])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_first_rows_are_made(name: str, tiny_study: TinyStudy, tmp_path: Path) -> None:
     out, raw = tmp_path / "table.npz", tmp_path / "raw.json"
-    command = ["tabulate", "--preset", str(tiny_study.preset), "--members", "3", "--out", str(out), "--json", str(raw)]
-    assert main(command) == 0
+    changes = (("stacks = [1, 2]", "stacks = [1]\nheads = [1, 4]"), ("[stage1]\n", f"{COMPENSATED}[stage1]\n"))
+    preset = tiny_study.variant(tmp_path / "layers.toml", *changes) if name == LAYERS else tiny_study.preset
+    command = ["tabulate", "--space", name, "--preset", str(preset), "--members", "3", "--trained", "1"]
+    assert main([*command, "--out", str(out), "--json", str(raw)]) == 0
     measured = json.loads(raw.read_text())["results"]["measured"]
-    with np.load(out) as file, np.load(TABLE) as kept:
+    with np.load(out) as file, np.load(path_of(name)) as kept:
         assert set(file) == set(kept)
         assert json.loads(str(file["facts"])).keys() == json.loads(str(kept["facts"])).keys()
-        assert [str(tuple(row)) for row in file["rows"].tolist()] == list(measured)
-        assert file["accuracies"] == pytest.approx(np.array(list(measured.values())))
-    assert len(measured) == 3 and all(0 <= value <= 1 for row in measured.values() for value in row)
+        rows, figures = [str(tuple(map(tuple, row))) for row in file["rows"].tolist()], file["figures"]
+    trained = {row: measured.pop(f"{row}, trained") for row in rows if f"{row}, trained" in measured}
+    assert list(measured) == rows and len(trained) == (name == LAYERS)
+    for row, of_row in zip(rows, figures.tolist(), strict=True):
+        expected = measured[row] + ([trained.get(row, np.nan)] if name == LAYERS else [])
+        assert of_row == pytest.approx(expected, nan_ok=True)
+        assert all(0 <= value <= 1 for value in measured[row])

@@ -1,0 +1,68 @@
+"""Writes pairs of questions and sentences of SQuAD, to train and measure rerankers with.
+
+The sentence in which the answer begins is relevant. The others are sentences of the same paragraph and, after these, of
+the next two. train.jsonl and dev.jsonl have up to three others for a question, of 8,000 and 500 questions of the
+training rows; ranked.jsonl has up to twelve, of 500 questions of the dev rows.
+"""
+
+import json
+import random
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import BenchmarkError, Report
+from foundation.files import write_text
+
+TRAINED, HELD_OUT, RANKED = 8000, 500, 500
+
+# A question, the sentence with its answer, and others, the nearest ones first.
+Example = tuple[str, str, list[str]]
+
+
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--squad", type=Path, required=True, metavar="DIR", help="train*.json and dev*.json of SQuAD")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
+
+
+def run(options: Namespace, report: Report) -> None:
+    shuffle = random.Random(0).shuffle
+    train, dev = list(_examples(options.squad, "train")), list(_examples(options.squad, "dev"))
+    shuffle(train)
+    shuffle(dev)
+    options.out.mkdir(parents=True, exist_ok=True)
+    sets = (("train", train[:TRAINED], 3), ("dev", train[TRAINED:][:HELD_OUT], 3), ("ranked", dev[:RANKED], 12))
+    table, counts = [], {}
+    for name, examples, others in sets:
+        rows = [json.dumps(row) for example in examples for row in _rows(example, others)]
+        write_text(options.out / f"{name}.jsonl", "".join(f"{row}\n" for row in rows))
+        counts[name] = {"questions": len(examples), "rows": len(rows)}
+        table.append([name, f"{len(examples):,}", f"{len(rows):,}"])
+    report.save(counts, seeds=[0])
+    report.table(["file", "questions", "rows"], table)
+
+
+def _rows(example: Example, others: int) -> Iterator[dict[str, Any]]:
+    question, answer, wrong = example
+    for sentence in (answer, *wrong[:others]):
+        yield {"query": question, "passage": sentence, "relevant": int(sentence == answer)}
+
+
+def _examples(squad: Path, split: str) -> Iterator[Example]:
+    files = sorted(squad.glob(f"{split}*.json"))
+    if not files:
+        raise BenchmarkError(f"--squad: there is no {split}*.json in {squad}")
+    for article in (one for file in files for one in json.loads(file.read_text(encoding="utf-8"))["data"]):
+        sentences = [re.split(r"(?<=[.!?]) +", paragraph["context"].strip()) for paragraph in article["paragraphs"]]
+        for number, paragraph in enumerate(article["paragraphs"]):
+            own, nearby = sentences[number], [one for of in sentences[number + 1 :][:2] for one in of]
+            ends, end = [], 0
+            for sentence in own:
+                end = paragraph["context"].index(sentence, end) + len(sentence)
+                ends.append(end)
+            for question in paragraph["qas"]:
+                start = question["answers"][0]["answer_start"]
+                answer = next((place for place, end in enumerate(ends) if start < end), len(own) - 1)
+                yield question["question"].strip(), own[answer], [*own[:answer], *own[answer + 1 :], *nearby]
