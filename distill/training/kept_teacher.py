@@ -32,6 +32,8 @@ def check_kept(source: str, model: PreTrainedModel, eval_set: EvalSet, accelerat
             in another order, which the message gives.
     """
     config, task = load_config(source, students=True), eval_set.task
+    if task.type.pool is not None:
+        return  # its vectors are the labels, whatever head its encoder was trained with
     heads = [name for name in config.architectures or () if "For" in name]
     problem = config.problem_type
     if heads and not any(name.endswith(task.type.suffix) for name in heads):
@@ -47,8 +49,8 @@ def check_kept(source: str, model: PreTrainedModel, eval_set: EvalSet, accelerat
         raise TeacherError(
             f"the model {source!r} was trained for {kind}; the task is {task.task_type}: fine-tune it on the task first"
         )
-    if task.type.pool is not None or task.type.multi_label:
-        return  # whose labels are its own vectors, or whose classes each have an output of their own name
+    if task.type.multi_label:
+        return  # each class has an output of its own name
     assert task.type.references is not None
     predictions = eval_set.predictions(model, accelerator, ROWS)
     references = task.type.references(eval_set.split)[: len(predictions)]
