@@ -12,6 +12,7 @@ import nas.planning.budget
 from distill.tasks.types import TASK_TYPES
 from nas.config.load import load_config
 from nas.latency.settings import TableSettings
+from nas.latency.table import LatencyTable
 from nas.planning.budget import (
     MOST_LABELS,
     NO_LIMIT,
@@ -27,6 +28,7 @@ from nas.planning.budget import (
 from nas.preparation.workspace import Workspace
 from search_spaces import FFN, Architecture, PredictionHead, Space, SpaceError, cost
 from search_spaces.graph import GELU
+from search_spaces.layer import Embedding
 from search_spaces.limits import Limit
 from search_spaces.spaces import SIZES
 from tests.nas.tiny_study import TinyStudy
@@ -202,6 +204,20 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
     assert limits_of(bound.config, bound, "cpu") == (macs, latency)
     goals = workspace.config.model_copy(update={"goals": ("score", "macs", "latency")})
     assert limits_of(goals, workspace, "cpu") == (replace(macs, maximum=NO_LIMIT), replace(latency, maximum=NO_LIMIT))
+
+
+def test_the_latency_counts_heads_and_ranks(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers without an FFN, and the map of an embedding of rank 8."""
+    steps = (("attention 2", 10_000), ("attention 4", 16_000), ("rank 8", 7_000))
+    table = LatencyTable("torch", threads=1, batch=1, tokens=24, fixed=100, teacher=1000, steps=steps)
+    monkeypatch.setattr(nas.planning.budget, "latency_table", lambda *unused: table)
+    changes = {"max_latency": "0.3x", "ranks": (8, None), "heads": (2, 4)}
+    config = workspace.config.model_copy(update={"space": workspace.config.space.model_copy(update=changes)})
+    (limit,) = limits_of(config, workspace, "cpu")
+    assert (limit.name, limit.maximum) == ("latency", 300)
+    architecture = Architecture.uniform(workspace.base()[0], stack=0).with_heads([2, 4])
+    assert limit.total(architecture) == 100 + 10 + 16
+    assert limit.total(replace(architecture, embedding=Embedding(8))) == 100 + 10 + 16 + 7
 
 
 @pytest.mark.parametrize(("runtime", "most"), [("onnx", 90), ("onnx-int8", 55)])
