@@ -188,20 +188,23 @@ def test_padding_has_no_influence(accelerator: Accelerator) -> None:
 
 
 def test_few_tokens_and_idle_experts(accelerator: Accelerator) -> None:
-    """Fewer tokens than channels, and experts that get no token, which keep their slices."""
+    """Fewer tokens than channels, and experts that get no token, or one that is held out, which keep their slices."""
     whole = supernet()
-    few = [batch(5, 3, seed=1)]
-    calibration = calibrate(whole, few, accelerator)
+    few = batch(5, 3, seed=1)
     model = candidate(whole, uniform(expansion=HALF))
-    compensate(model, calibration, accelerator)
+    compensate(model, calibrate(whole, [few], accelerator), accelerator)
     assert bool(torch.isfinite(logits(model)).all())
     model = candidate(whole, uniform(expansion=Fraction(1, 8), experts=Experts(count=8, routing="hash")))
-    sliced = model.bert.encoder.layer[0].ffn[0].project.weight.clone()
-    tables = model.bert.encoder.layer[0].router.table
-    used = {int(expert) for expert in tables[few[0]["input_ids"][few[0]["attention_mask"].bool()]]}
-    compensate(model, calibration, accelerator)
+    project = model.bert.encoder.layer[0].ffn[0].project
+    weights, biases = project.weight.clone(), project.bias.clone()
+    table = model.bert.encoder.layer[0].router.table
+    *learned_from, held_out = zip(few["input_ids"], few["attention_mask"].sum(dim=1), strict=True)
+    used = {int(expert) for ids_T, length in learned_from for expert in table[ids_T[:length]]}
     idle = [expert for expert in range(8) if expert not in used]
-    assert idle
-    for expert in idle:
-        assert torch.equal(model.bert.encoder.layer[0].ffn[0].project.weight[expert], sliced[expert])
+    assert len(idle) > 1 and held_out[1] == 1
+    held_out[0][0] = (table == idle[0]).nonzero()[-1]
+    compensate(model, calibrate(whole, [few], accelerator), accelerator)
+    for expert in range(8):
+        assert torch.equal(project.bias[expert], biases[expert]) == (expert in idle)
+        assert torch.equal(project.weight[expert], weights[expert]) or expert not in idle
     assert bool(torch.isfinite(logits(model)).all())
