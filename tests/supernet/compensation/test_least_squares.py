@@ -23,7 +23,8 @@ from tests.tiny import batch
 
 def map_of(linear: Any, *expert: int) -> np.ndarray:
     """Weight and bias of a linear layer, or of one of its experts, as `ridge` has them."""
-    weight, bias = linear.weight.detach()[expert], linear.bias.detach()[expert]
+    weight = linear.weight.detach()[expert]
+    bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()[expert]
     return torch.cat((weight.t(), bias[None])).double().numpy()
 
 
@@ -31,12 +32,16 @@ def applied(found: np.ndarray, x: np.ndarray) -> np.ndarray:
     return x @ found[:-1] + found[-1]
 
 
-def test_all_maps_are_solved_for_on_the_candidates_own_inputs(accelerator: Accelerator) -> None:
+@pytest.mark.parametrize("bias", [True, False])
+def test_all_maps_are_solved_for_on_the_candidates_own_inputs(bias: bool, accelerator: Accelerator) -> None:
     """In every layer: the attention, and two blocks or none. What any of them reads depends on all below."""
     whole, architecture = supernet(stack=2), with_layers((2, 2), (1, 2), (3, 0))
     calibration = calibrate(whole, BATCHES, accelerator, attentions=True)
-    model, sliced = (candidate(whole, architecture).double() for _ in range(2))
-    compensate(model.float(), calibration, accelerator)
+    model, sliced = (candidate(whole, architecture) for _ in range(2))
+    for layer in model.bert.encoder.layer if not bias else ():
+        for linear in (layer.attention.output.dense, *(block.project for block in layer.ffn)):
+            linear.bias = None
+    compensate(model, calibration, accelerator)
     layers, before = model.bert.encoder.layer, sliced.bert.encoder.layer
     reading: list[Any] = []
     for i, layer in enumerate(layers):
@@ -48,7 +53,7 @@ def test_all_maps_are_solved_for_on_the_candidates_own_inputs(accelerator: Accel
     for number, (_, linear, start) in enumerate(reading):
         x, h = (tensor.double().numpy() for tensor in inputs[2 * number : 2 * number + 2])
         wanted = targets[number].double().numpy() - x
-        expected = applied(least_squares(h, wanted, map_of(start)[:-1], held, np.ones(len(h))), h)
+        expected = applied(least_squares(h, wanted, map_of(start)[:-1], held, np.ones(len(h)), bias), h)
         np.testing.assert_allclose(applied(map_of(linear), h), expected, atol=1e-3 * wanted.std(), err_msg=f"{number}")
 
 
