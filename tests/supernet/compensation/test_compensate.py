@@ -74,41 +74,13 @@ def test_nothing_is_lost_where_channels_repeat_each_other(formula: str, stack: i
     torch.testing.assert_close(logits(model), logits(whole), rtol=0, atol=5e-3)
 
 
-def output_errors(model: nn.Module, calibration: Calibration) -> list[float]:
-    """The mean squared difference from the reference's outputs, of every layer."""
-    norms = [layer.ffn[-1].LayerNorm for layer in model.bert.encoder.layer]
-    sums = module_inputs(model, norms, calibration.batches)
-    outputs = [calibration.output(i, model.config.layer_norm_eps) for i in range(len(norms))]
-    with torch.no_grad():
-        return [
-            float(((norm(sum_ND) - output_ND) ** 2).mean())
-            for norm, sum_ND, output_ND in zip(norms, sums, outputs, strict=True)
-        ]
-
-
 def test_a_reference_with_fewer_blocks(accelerator: Accelerator) -> None:
-    """A supernet of two blocks per layer whose lowest ones are the reference's: candidates with one block lose nothing,
-    and those with two do not learn what the upper blocks of the supernet do.
-    """
+    """Of a supernet of two blocks per layer whose lowest ones are the reference's, one block loses nothing."""
     reference, whole = supernet(), supernet(stack=2)
     whole.load_state_dict(whole.state_dict() | dict(reference.state_dict()))
-    calibration = calibrate(reference, BATCHES, accelerator)
     lowest = candidate(whole, uniform())
-    compensate(lowest, calibration, accelerator)
+    compensate(lowest, calibrate(reference, BATCHES, accelerator), accelerator)
     assert torch.equal(logits(lowest), logits(reference))
-    both = candidate(whole, uniform(stack=2))
-    before = output_errors(both, calibration)
-    compensate(both, calibration, accelerator)
-    assert max(after / error for after, error in zip(output_errors(both, calibration), before, strict=True)) < 0.2
-
-
-def test_a_reference_with_more_blocks(accelerator: Accelerator) -> None:
-    whole = supernet(stack=2)
-    calibration = calibrate(whole, BATCHES, accelerator)
-    lowest = candidate(whole, uniform())
-    before = output_errors(lowest, calibration)
-    compensate(lowest, calibration, accelerator)
-    assert max(after / error for after, error in zip(output_errors(lowest, calibration), before, strict=True)) < 0.8
 
 
 @pytest.mark.parametrize("mismatch", ["narrow", "wide"])
