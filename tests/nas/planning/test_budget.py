@@ -253,9 +253,13 @@ def test_latencies_are_measured_as_students_will_run(
     asked: list[TableSettings] = []
     monkeypatch.setattr(nas.planning.budget, "latency_table", lambda settings, *unused: asked.append(settings))
     table = workspace.config.deployment.model_copy(update=deployment)
-    latencies_of(workspace.config.model_copy(update={"deployment": table}), workspace, device, lambda *unused: None)
+    space = workspace.config.space.model_copy(update={"expansions": (Fraction(1, 8), Fraction(1, 2)), "heads": (0, 2)})
+    config = workspace.config.model_copy(update={"deployment": table, "space": space})
+    latencies_of(config, workspace, device, lambda *unused: None)
     (settings,) = asked
     assert (settings.runtime, settings.threads, settings.batch, settings.tokens, settings.device) == expected
+    # Those of the space, and of the base model.
+    assert (sorted(settings.inner_widths), sorted(settings.heads)) == ([8, 32, 64], [0, 2, 4])
 
 
 @pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)
