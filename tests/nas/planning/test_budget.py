@@ -24,6 +24,7 @@ from nas.planning.budget import (
     largest_uniform,
     latencies_of,
     limits_of,
+    uniform_slice,
 )
 from nas.preparation.workspace import Workspace
 from search_spaces import FFN, Architecture, PredictionHead, Space, SpaceError, cost
@@ -153,7 +154,7 @@ def test_a_tighter_limit_moves_the_box() -> None:
     uniform = Architecture.uniform(BASE, expansion=Fraction(17, 48))
     smallest = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
     reached = cost.params(uniform, 4)
-    assert largest_uniform(Architecture.uniform(BASE), 4, space.max_params, (limit,)) == uniform
+    assert uniform_slice(load_config("demo-ffn", TABLE), space) == uniform
     assert space.min_params == reached - int(0.3 * (reached - smallest))
     assert space.max_params == box().max_params
     assert box((channels(NO_LIMIT),)).min_params == box().min_params
@@ -168,9 +169,8 @@ def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
     assert space.size_count() == other.size_count() > 0
     uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4, head)
     assert space.max_params == uniform
-    assert largest_uniform(Architecture.uniform(BASE), 4, uniform, head=head) == Architecture.uniform(
-        BASE, expansion=Fraction(1, 2)
-    )
+    half = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    assert uniform_slice(load_config("demo-ffn", TABLE), box(head=head)) == half
 
 
 def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:
