@@ -4,6 +4,7 @@ import random
 from bisect import bisect_left
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from nas.planning.budget import (
     globally_important,
     kept_importance,
     largest_uniform,
+    latencies_file,
     latencies_of,
     limits_of,
     uniform_slice,
@@ -218,6 +220,12 @@ def test_the_latency_counts_heads_and_ranks(workspace: Workspace, monkeypatch: p
     architecture = Architecture.uniform(workspace.base()[0], stack=0).with_heads([2, 4])
     assert limit.total(architecture) == 100 + 10 + 16
     assert limit.total(replace(architecture, embedding=Embedding(8))) == 100 + 10 + 16 + 7
+
+
+def test_the_file_of_latencies_is_known_once_there_is_a_teacher(workspace: Workspace, tmp_path: Path) -> None:
+    none = replace(workspace, folders=replace(workspace.folders, teacher=tmp_path / "none"))
+    assert latencies_file(none.config, none, "cpu") is None
+    assert latencies_file(workspace.config, workspace, "cpu") is not None
 
 
 @pytest.mark.parametrize(("runtime", "most"), [("onnx", 90), ("onnx-int8", 55)])
