@@ -130,7 +130,7 @@ def guard(prog: str, command: Callable[[], int]) -> int:
         remove_abandoned_scratch_folders()
         load_extensions()
         return command()
-    except Exception as error:
+    except Exception as error:  # libraries raise errors of their own when a disk is full
         if not isinstance(error, UserError) and not is_disk_full(error):
             raise
         print(f"{called_as(prog)}: {' '.join(str(error).split())}", file=sys.stderr)

@@ -135,7 +135,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], keep_existing:
     """
     try:
         _write_atomically(path, write, keep_existing)
-    except Exception as error:
+    except Exception as error:  # libraries raise errors of their own when a disk is full
         if isinstance(error, DiskFullError) or not is_disk_full(error):
             raise
         raise DiskFullError(f"{path}: there is no space left on this disk") from error
@@ -212,7 +212,7 @@ def state_of(path: Path) -> Iterator[Path]:
     with lock:
         try:
             yield folder
-        except BaseException:
+        except BaseException:  # an interrupt, too
             if all(file.name == LOCK_FILE for file in folder.iterdir()):
                 shutil.rmtree(folder, ignore_errors=True)
             raise

@@ -130,6 +130,20 @@ def test_compensated_candidates_are_equal(layers: list[FFN], other: str, acceler
     equal(candidates(pair(BertForTokenClassification, other=other), accelerator, layers))
 
 
+@pytest.mark.parametrize("name", ["pre-norm", "modernbert"])
+def test_whole_candidates_with_their_norms_first_stay_as_they_are(name: str, accelerator: Accelerator) -> None:
+    """With two blocks, the sums of which are inputs of different modules."""
+    teacher, batches = EVERY_KIND[name], [sentences(8, seed=2)]
+    statistics = layer_output_statistics(teacher, batches)
+    supernet = shaken(from_teacher(teacher, stack=2, block_inputs=statistics)).eval()
+    base, graph = base_of_teacher(teacher.config)
+    architecture = Architecture.uniform(base, graph, stack=2)
+    weights = inherit(supernet.state_dict(), architecture)
+    student = build(architecture, num_labels=3, template=teacher.config, weights=weights).eval()
+    compensate(student, calibrate(supernet, batches, accelerator, attentions=True), accelerator)
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in student.state_dict().items() if key in weights)
+
+
 @pytest.mark.parametrize("other", KINDS)
 def test_pruned_and_shortened_models_are_equal(other: str) -> None:
     kept = Kept(((0, 2), (), (0, 1, 2, 3)), ((1, 5, 7), (0,), tuple(range(48))))

@@ -269,8 +269,13 @@ def test_refused(name: str, settings: dict[str, Any], heads: Any, message: str) 
     ],
 )
 def test_what_compares_no_attention_is_not_refused(name: str, settings: dict[str, Any]) -> None:
-    student, other = pruned(teacher(), [(), (), ()]), teacher(1)
-    loss(name, student, other, **settings).backward()
+    """Without heads it is the loss of a student whose heads are there and have no influence."""
+    student, muted, other = pruned(teacher(), [(), (), ()]), from_teacher(teacher(), stack=1).eval(), teacher(1)
+    for layer in encoder_layers(muted):
+        nn.init.zeros_(layer.attention.output.dense.weight)
+    found = loss(name, student, other, **settings)
+    found.backward()
+    torch.testing.assert_close(found, loss(name, muted, other, **settings))
 
 
 @pytest.mark.parametrize("name", ["minilm", "minilmv2", "minimoe"])

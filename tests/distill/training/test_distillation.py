@@ -171,9 +171,7 @@ def test_phases() -> None:
     assert [part.steps for _, part in phases("tinybert", {"phase": "prediction"}, recipe)] == [130]
     for steps in (0, 1, 7):
         assert sum(part.steps for _, part in phases("tinybert", {}, Recipe(steps=steps))) == steps
-
-
-def test_only_the_last_phase_stops_early() -> None:
+    # Only the last one stops early.
     recipe = Recipe(steps=130, early_stopping_patience=3, eval_steps=10)
     assert [part.early_stopping_patience for _, part in phases("tinybert", {}, recipe)] == [None, 3]
 

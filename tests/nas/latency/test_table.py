@@ -281,8 +281,8 @@ def test_ranks_between_those_of_the_table_lie_on_a_line() -> None:
         priced().embedding(Embedding(4))
 
 
-def test_every_rank_has_its_time(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are measured in models of other ranks than those to which the table is fitted."""
+def test_every_rank_and_number_of_heads_has_its_time(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are measured in models of other ranks than those to which the table is fitted."""
 
     def of_whole_words(models: Mapping[str, nn.Module], *arguments: Any) -> dict[str, Latency]:
         parts = [part for model in models.values() for part in model.modules()]
@@ -291,24 +291,16 @@ def test_every_rank_has_its_time(measure: Measure, monkeypatch: pytest.MonkeyPat
         return latencies(models, *arguments)
 
     monkeypatch.setattr(nas.latency.torch_table, "latencies", of_whole_words)
-    table = measure(ranks=(4, 16, 4))
+    table = measure(ranks=(4, 16, 4), heads=(0, 1, 4))
     assert [name for name, _ in table.steps if "rank" in name] == ["rank 4", "rank 16"]
-    assert all(time >= 0 for _, time in table.steps)
-    low = replace(Architecture.uniform(BASE), embedding=Embedding(9))
+    attentions = [name for name, _ in table.steps if "attention" in name]
+    assert sorted(attentions) == ["attention 0", "attention 1", "attention 4"]
+    assert all(time > 0 or ("rank" in name and time == 0) for name, time in table.steps)
+    layers = tuple(Layer(Attention(heads), FFN(expansion=EXPANSIONS[0])) for heads in (0, 2, 4))
+    low = Architecture(BASE, layers, embedding=Embedding(9))
     (measured,) = measure_whole({"low": low}, table, "cpu", SETTINGS.teacher, rounds=3).values()
     assert measured.predicted == table.total(replace(low, embedding=Embedding())) + table.embedding(low.embedding)
-
-
-def test_every_number_of_heads_has_its_time(measure: Measure) -> None:
-    table = measure(heads=(0, 1, 4))
-    assert sorted(name for name, _ in table.steps if "attention" in name) == [
-        "attention 0",
-        "attention 1",
-        "attention 4",
-    ]
-    assert all(time > 0 for _, time in table.steps)
-    layers = tuple(Layer(Attention(heads), FFN(expansion=EXPANSIONS[0])) for heads in (0, 2, 4))
-    assert table.total(Architecture(BASE, layers)) > table.fixed
+    assert measured.predicted > table.fixed
 
 
 def test_json_and_pickle_give_the_same_table(table: LatencyTable) -> None:

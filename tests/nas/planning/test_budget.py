@@ -4,6 +4,7 @@ import random
 from bisect import bisect_left
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import nas.planning.budget
 from distill.tasks.types import TASK_TYPES
 from nas.config.load import load_config
 from nas.latency.settings import TableSettings
+from nas.latency.table import LatencyTable
 from nas.planning.budget import (
     MOST_LABELS,
     NO_LIMIT,
@@ -21,12 +23,15 @@ from nas.planning.budget import (
     globally_important,
     kept_importance,
     largest_uniform,
+    latencies_file,
     latencies_of,
     limits_of,
+    uniform_slice,
 )
 from nas.preparation.workspace import Workspace
 from search_spaces import FFN, Architecture, PredictionHead, Space, SpaceError, cost
 from search_spaces.graph import GELU
+from search_spaces.layer import Embedding
 from search_spaces.limits import Limit
 from search_spaces.spaces import SIZES
 from tests.nas.tiny_study import TinyStudy
@@ -151,7 +156,7 @@ def test_a_tighter_limit_moves_the_box() -> None:
     uniform = Architecture.uniform(BASE, expansion=Fraction(17, 48))
     smallest = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 4)), 4)
     reached = cost.params(uniform, 4)
-    assert largest_uniform(Architecture.uniform(BASE), 4, space.max_params, (limit,)) == uniform
+    assert uniform_slice(load_config("demo-ffn", TABLE), space) == uniform
     assert space.min_params == reached - int(0.3 * (reached - smallest))
     assert space.max_params == box().max_params
     assert box((channels(NO_LIMIT),)).min_params == box().min_params
@@ -166,9 +171,8 @@ def test_the_box_counts_the_head(head: cost.HeadCost) -> None:
     assert space.size_count() == other.size_count() > 0
     uniform = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 4, head)
     assert space.max_params == uniform
-    assert largest_uniform(Architecture.uniform(BASE), 4, uniform, head=head) == Architecture.uniform(
-        BASE, expansion=Fraction(1, 2)
-    )
+    half = Architecture.uniform(BASE, expansion=Fraction(1, 2))
+    assert uniform_slice(load_config("demo-ffn", TABLE), box(head=head)) == half
 
 
 def test_a_stage_of_graphs_alone_has_no_lower_end() -> None:
@@ -204,6 +208,26 @@ def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspa
     assert limits_of(goals, workspace, "cpu") == (replace(macs, maximum=NO_LIMIT), replace(latency, maximum=NO_LIMIT))
 
 
+def test_the_latency_counts_heads_and_ranks(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers without an FFN, and the map of an embedding of rank 8."""
+    steps = (("attention 2", 10_000), ("attention 4", 16_000), ("rank 8", 7_000))
+    table = LatencyTable("torch", threads=1, batch=1, tokens=24, fixed=100, teacher=1000, steps=steps)
+    monkeypatch.setattr(nas.planning.budget, "latency_table", lambda *unused: table)
+    changes = {"max_latency": "0.3x", "ranks": (8, None), "heads": (2, 4)}
+    config = workspace.config.model_copy(update={"space": workspace.config.space.model_copy(update=changes)})
+    (limit,) = limits_of(config, workspace, "cpu")
+    assert (limit.name, limit.maximum) == ("latency", 300)
+    architecture = Architecture.uniform(workspace.base()[0], stack=0).with_heads([2, 4])
+    assert limit.total(architecture) == 100 + 10 + 16
+    assert limit.total(replace(architecture, embedding=Embedding(8))) == 100 + 10 + 16 + 7
+
+
+def test_the_file_of_latencies_is_known_once_there_is_a_teacher(workspace: Workspace, tmp_path: Path) -> None:
+    none = replace(workspace, folders=replace(workspace.folders, teacher=tmp_path / "none"))
+    assert latencies_file(none.config, none, "cpu") is None
+    assert latencies_file(workspace.config, workspace, "cpu") is not None
+
+
 @pytest.mark.parametrize(("runtime", "most"), [("onnx", 90), ("onnx-int8", 55)])
 def test_a_limit_on_the_file_is_that_of_its_form(runtime: str, most: int) -> None:
     config = load_config("demo-ffn", TABLE | {"space.max_size": f"{most}KB", "deployment.runtime": runtime})
@@ -237,9 +261,13 @@ def test_latencies_are_measured_as_students_will_run(
     asked: list[TableSettings] = []
     monkeypatch.setattr(nas.planning.budget, "latency_table", lambda settings, *unused: asked.append(settings))
     table = workspace.config.deployment.model_copy(update=deployment)
-    latencies_of(workspace.config.model_copy(update={"deployment": table}), workspace, device, lambda *unused: None)
+    space = workspace.config.space.model_copy(update={"expansions": (Fraction(1, 8), Fraction(1, 2)), "heads": (0, 2)})
+    config = workspace.config.model_copy(update={"deployment": table, "space": space})
+    latencies_of(config, workspace, device, lambda *unused: None)
     (settings,) = asked
     assert (settings.runtime, settings.threads, settings.batch, settings.tokens, settings.device) == expected
+    # Those of the space, and of the base model.
+    assert (sorted(settings.inner_widths), sorted(settings.heads)) == ([8, 32, 64], [0, 2, 4])
 
 
 @pytest.mark.parametrize("head", HEADS, ids=TASK_TYPES)

@@ -106,18 +106,10 @@ def test_the_best_confirmed_mean_wins() -> None:
     assert [row["confirmed_mean"] for row in best["finalists"]] == pytest.approx([0.65, 0.73, 0.74])
     assert best["finalists"][1]["confirmed_deviation"] == pytest.approx(0.04 / 2**0.5)
     assert best["finalists"][2]["confirmed_deviation"] is None
-
-
-def test_without_confirmation_the_best_score_wins() -> None:
-    a, b = inside(2)
-    best = confirmed(proposed((a, 0.8), (b, 0.9)), 3)
-    assert best["winner"]["trial"] == 1
-    assert best["winner"]["confirmed_mean"] is None
-
-
-def test_a_failed_confirmation_never_wins_over_a_confirmed_one() -> None:
-    a, b = inside(2)
-    assert confirmed(proposed((a, 0.9), (b, 0.8)), 3, trial1=[0.6])["winner"]["trial"] == 1
+    # One whose confirmation has failed never wins over another one; without any the best score wins.
+    assert confirmed(study, 3, trial1=[0.6])["winner"]["trial"] == 1
+    best = confirmed(study, 3)
+    assert (best["winner"]["trial"], best["winner"]["confirmed_mean"]) == (0, None)
 
 
 def test_global_importance_is_always_a_finalist() -> None:

@@ -158,17 +158,6 @@ def test_the_largest_slice_has_all_of_the_start(with_heads: Workspace) -> None:
     assert [{layer.attention for layer in one.layers} for one in trained] == [{Attention(2)}] * 2 and drawn == 0
 
 
-def test_a_start_with_fewer_heads_needs_a_study_that_varies_them(tiny_study: TinyStudy, workspace: Workspace) -> None:
-    base, graph = workspace.base()
-    winner = Architecture.uniform(base, graph).with_heads([4, 2])
-    with pytest.raises(ConfigError, match=r"^the architecture to refine has heads 2: add 2 to space.heads$"):
-        check_start(winner, tiny_study.config, base)
-    experts = load_config(str(tiny_study.preset), {"space.heads": [0, 4], "space.attention_experts": [1, 2]})
-    check_start(winner, experts, base)
-    with pytest.raises(ConfigError, match=r"has attention_experts 3: add 3 to space.attention_experts"):
-        check_start(Architecture.uniform(base, graph, attention_experts=3), experts, base)
-
-
 def dry_run(preset: Path, out: Path) -> int:
     return main(["--stage", "1", "--preset", str(preset), "--out", str(out), "--device", "cpu", "--dry-run"])
 

@@ -150,8 +150,13 @@ def test_what_candidates_could_not_inherit_from(tiny_study: TinyStudy, workspace
             check_start(hashed, given, base)
     # Without further choices the space has all heads and the full rank.
     whole = Architecture.uniform(base, graph=graph)
-    with pytest.raises(ConfigError, match=r"has heads 1: add 1 to space\.heads"):
-        check_start(whole.with_heads([1] * base.depth), tiny_study.config, base)
+    fewer = whole.with_heads([4, 2])
+    with pytest.raises(ConfigError, match=r"^the architecture to refine has heads 2: add 2 to space\.heads$"):
+        check_start(fewer, tiny_study.config, base)
+    varied = load_config(str(tiny_study.preset), {"space.heads": [0, 4], "space.attention_experts": [1, 2]})
+    check_start(fewer, varied, base)
+    with pytest.raises(ConfigError, match=r"has attention_experts 3: add 3 to space\.attention_experts"):
+        check_start(Architecture.uniform(base, graph=graph, attention_experts=3), varied, base)
     with pytest.raises(ConfigError, match=r"has rank 4: add 4 to space\.ranks"):
         check_start(replace(whole, embedding=Embedding(4)), tiny_study.config, base)
     other = replace(base, inner=base.inner + 1)

@@ -69,6 +69,7 @@ def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
     assert files_of(fewer).calibration != files_of(workspace).calibration
     loaded = Calibration.load(files_of(workspace).calibration)
     assert sum(len(batch["input_ids"]) for batch in loaded.batches) == 40
+    assert "labels" not in loaded.batches[0]
     evaluator = TrainedEvaluator(workspace, "cpu")
     teacher = from_teacher(evaluator.teacher(), stack=1)
     computed = calibrate(teacher, loaded.batches, evaluator.accelerator)

@@ -153,7 +153,9 @@ def test_a_resumed_piece_counts_from_where_it_began(monkeypatch: pytest.MonkeyPa
 def test_long_trials_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "SILENCE", 0.02)
     file = io.StringIO()
+    line, deadline = "stage 1: 0 of 2 trials, no score yet; starting the workers", time.monotonic() + 60
     with Progress(Console(file=file, width=200)) as shown:
         shown.begin("stage 1", enqueued("base model"), 2)
-        while file.getvalue().count("stage 1: 0 of 2 trials, no score yet; starting the workers") < 2:
+        while file.getvalue().count(line) < 2:
+            assert time.monotonic() < deadline, file.getvalue()
             time.sleep(0.01)

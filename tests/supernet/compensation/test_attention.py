@@ -203,8 +203,9 @@ def test_calibrations_are_read_back(tmp_path: Path, accelerator: Accelerator) ->
     parts = zip(read.batches, read.sums, read.attention_sums, strict=True)
     lengths = [[len(given["input_ids"]), len(of_block), len(sum_ND)] for given, (of_block,), sum_ND in parts]
     assert lengths == [[n] * 3 for n in range(12)]
+    whole.bert.encoder.layer[2].attention.output.LayerNorm.eps = 0.5
     _, context, output = attended(whole, 2, BATCHES)
-    torch.testing.assert_close(written.attention_output(2, whole.config.layer_norm_eps), output)
+    torch.testing.assert_close(written.attention_output(2, 0.5), output)
     assert len(context) == len(output)
 
 
@@ -228,7 +229,11 @@ def test_activations_that_are_not_finite_are_named(
         model.bert.get_parameter(broken)[0] = torch.nan
     with pytest.raises(CompensationError, match=f"^{place}: the activations are not finite"):
         compensate(model, calibration, accelerator)
-    with torch.no_grad():
-        whole.bert.encoder.layer[2].attention.output.dense.bias[0] = torch.inf
+
+
+@torch.no_grad()
+def test_a_supernet_of_which_one_sum_is_not_finite(accelerator: Accelerator) -> None:
+    whole = supernet(stack=2)
+    whole.bert.encoder.layer[2].ffn[1].project.bias[0] = torch.inf
     with pytest.raises(CompensationError, match=r"^layers\[2\] of the supernet is not finite"):
         of_attentions(whole, accelerator)

@@ -74,41 +74,13 @@ def test_nothing_is_lost_where_channels_repeat_each_other(formula: str, stack: i
     torch.testing.assert_close(logits(model), logits(whole), rtol=0, atol=5e-3)
 
 
-def output_errors(model: nn.Module, calibration: Calibration) -> list[float]:
-    """The mean squared difference from the reference's outputs, of every layer."""
-    norms = [layer.ffn[-1].LayerNorm for layer in model.bert.encoder.layer]
-    sums = module_inputs(model, norms, calibration.batches)
-    outputs = [calibration.output(i, model.config.layer_norm_eps) for i in range(len(norms))]
-    with torch.no_grad():
-        return [
-            float(((norm(sum_ND) - output_ND) ** 2).mean())
-            for norm, sum_ND, output_ND in zip(norms, sums, outputs, strict=True)
-        ]
-
-
 def test_a_reference_with_fewer_blocks(accelerator: Accelerator) -> None:
-    """A supernet of two blocks per layer whose lowest ones are the reference's: candidates with one block lose nothing,
-    and those with two do not learn what the upper blocks of the supernet do.
-    """
+    """Of a supernet of two blocks per layer whose lowest ones are the reference's, one block loses nothing."""
     reference, whole = supernet(), supernet(stack=2)
     whole.load_state_dict(whole.state_dict() | dict(reference.state_dict()))
-    calibration = calibrate(reference, BATCHES, accelerator)
     lowest = candidate(whole, uniform())
-    compensate(lowest, calibration, accelerator)
+    compensate(lowest, calibrate(reference, BATCHES, accelerator), accelerator)
     assert torch.equal(logits(lowest), logits(reference))
-    both = candidate(whole, uniform(stack=2))
-    before = output_errors(both, calibration)
-    compensate(both, calibration, accelerator)
-    assert max(after / error for after, error in zip(output_errors(both, calibration), before, strict=True)) < 0.2
-
-
-def test_a_reference_with_more_blocks(accelerator: Accelerator) -> None:
-    whole = supernet(stack=2)
-    calibration = calibrate(whole, BATCHES, accelerator)
-    lowest = candidate(whole, uniform())
-    before = output_errors(lowest, calibration)
-    compensate(lowest, calibration, accelerator)
-    assert max(after / error for after, error in zip(output_errors(lowest, calibration), before, strict=True)) < 0.8
 
 
 @pytest.mark.parametrize("mismatch", ["narrow", "wide"])
@@ -188,20 +160,23 @@ def test_padding_has_no_influence(accelerator: Accelerator) -> None:
 
 
 def test_few_tokens_and_idle_experts(accelerator: Accelerator) -> None:
-    """Fewer tokens than channels, and experts that get no token, which keep their slices."""
+    """Fewer tokens than channels, and experts that get no token, or one that is held out, which keep their slices."""
     whole = supernet()
-    few = [batch(5, 3, seed=1)]
-    calibration = calibrate(whole, few, accelerator)
+    few = batch(5, 3, seed=1)
     model = candidate(whole, uniform(expansion=HALF))
-    compensate(model, calibration, accelerator)
+    compensate(model, calibrate(whole, [few], accelerator), accelerator)
     assert bool(torch.isfinite(logits(model)).all())
     model = candidate(whole, uniform(expansion=Fraction(1, 8), experts=Experts(count=8, routing="hash")))
-    sliced = model.bert.encoder.layer[0].ffn[0].project.weight.clone()
-    tables = model.bert.encoder.layer[0].router.table
-    used = {int(expert) for expert in tables[few[0]["input_ids"][few[0]["attention_mask"].bool()]]}
-    compensate(model, calibration, accelerator)
+    project = model.bert.encoder.layer[0].ffn[0].project
+    weights, biases = project.weight.clone(), project.bias.clone()
+    table = model.bert.encoder.layer[0].router.table
+    *learned_from, held_out = zip(few["input_ids"], few["attention_mask"].sum(dim=1), strict=True)
+    used = {int(expert) for ids_T, length in learned_from for expert in table[ids_T[:length]]}
     idle = [expert for expert in range(8) if expert not in used]
-    assert idle
-    for expert in idle:
-        assert torch.equal(model.bert.encoder.layer[0].ffn[0].project.weight[expert], sliced[expert])
+    assert len(idle) > 1 and held_out[1] == 1
+    held_out[0][0] = (table == idle[0]).nonzero()[-1]
+    compensate(model, calibrate(whole, [few], accelerator), accelerator)
+    for expert in range(8):
+        assert torch.equal(project.bias[expert], biases[expert]) == (expert in idle)
+        assert torch.equal(project.weight[expert], weights[expert]) or expert not in idle
     assert bool(torch.isfinite(logits(model)).all())

@@ -14,16 +14,18 @@ from torch.nn.functional import gelu
 from search_spaces import Experts, FFNGraph
 from supernet.compensation.calibration import calibrate
 from supernet.compensation.compensate import compensate
+from supernet.compensation.ridge import affine_change
 from supernet.module_inputs import module_inputs
 from tests.supernet.compensation.test_attention import with_layers
 from tests.supernet.compensation.test_compensate import BATCHES, candidate, supernet, uniform
 from tests.supernet.compensation.test_ridge import least_squares
-from tests.tiny import batch
+from tests.tiny import batch, inputs
 
 
 def map_of(linear: Any, *expert: int) -> np.ndarray:
     """Weight and bias of a linear layer, or of one of its experts, as `ridge` has them."""
-    weight, bias = linear.weight.detach()[expert], linear.bias.detach()[expert]
+    weight = linear.weight.detach()[expert]
+    bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()[expert]
     return torch.cat((weight.t(), bias[None])).double().numpy()
 
 
@@ -31,25 +33,47 @@ def applied(found: np.ndarray, x: np.ndarray) -> np.ndarray:
     return x @ found[:-1] + found[-1]
 
 
-def test_all_maps_are_solved_for_on_the_candidates_own_inputs(accelerator: Accelerator) -> None:
-    """In every layer: the attention, and two blocks or none. What any of them reads depends on all below."""
-    whole, architecture = supernet(stack=2), with_layers((2, 2), (1, 2), (3, 0))
-    calibration = calibrate(whole, BATCHES, accelerator, attentions=True)
-    model, sliced = (candidate(whole, architecture).double() for _ in range(2))
-    compensate(model.float(), calibration, accelerator)
-    layers, before = model.bert.encoder.layer, sliced.bert.encoder.layer
-    reading: list[Any] = []
-    for i, layer in enumerate(layers):
-        reading.append((layer, layer.attention.output.dense, before[i].attention.output.dense))
-        reading += [(block, block.project, before[i].ffn[j].project) for j, block in enumerate(layer.ffn)]
-    targets = [t for a, sums in zip(calibration.attention_sums, calibration.sums, strict=True) for t in (a, *sums)]
-    inputs = module_inputs(model, [module for part in reading for module in part[:2]], BATCHES)
-    held = calibration.held_out_N.numpy()
-    for number, (_, linear, start) in enumerate(reading):
-        x, h = (tensor.double().numpy() for tensor in inputs[2 * number : 2 * number + 2])
-        wanted = targets[number].double().numpy() - x
-        expected = applied(least_squares(h, wanted, map_of(start)[:-1], held, np.ones(len(h))), h)
-        np.testing.assert_allclose(applied(map_of(linear), h), expected, atol=1e-3 * wanted.std(), err_msg=f"{number}")
+@pytest.mark.parametrize(("blocks", "bias"), [(2, True), (2, False), (1, True)])
+@torch.no_grad()
+def test_all_maps_are_solved_for_on_the_candidates_own_inputs(
+    blocks: int, bias: bool, accelerator: Accelerator
+) -> None:
+    """In every layer: the attention, and two blocks, one or none; and its last LayerNorm, if the reference has another
+    number of blocks. What any of them reads depends on all below.
+    """
+    whole, architecture = supernet(stack=2), with_layers((2, 2), (1, 1), (3, 0))
+    reference = supernet(stack=blocks)
+    calibration = calibrate(reference, BATCHES, accelerator, attentions=True)
+    states = [reference(**given, output_hidden_states=True).hidden_states for given in map(inputs, BATCHES)]
+    masks = [given["attention_mask"].bool() for given in BATCHES]
+    model, sliced = (candidate(whole, architecture) for _ in range(2))
+    for layer in model.bert.encoder.layer if not bias else ():
+        for linear in (layer.attention.output.dense, *(block.project for block in layer.ffn)):
+            linear.bias = None
+    compensate(model, calibration, accelerator)
+    maps: list[Any] = []  # each with what it is added to, as it was, and the target
+    norms: list[Any] = []
+    for i, (layer, before) in enumerate(zip(model.bert.encoder.layer, sliced.bert.encoder.layer, strict=True)):
+        output = torch.cat([of_batch[i + 1][mask] for of_batch, mask in zip(states, masks, strict=True)])
+        sums = calibration.sums[i]
+        maps.append((layer, layer.attention.output.dense, before.attention.output.dense, calibration.attention_sums[i]))
+        for j, (block, old) in enumerate(zip(layer.ffn, before.ffn, strict=True)):
+            maps.append((block, block.project, old.project, sums[j] if j < len(sums) else output))
+        last, old = ([of.attention.output, *of.ffn][-1].LayerNorm for of in (layer, before))
+        norms += [(last, old, output)] if len(layer.ffn) != blocks else []
+    held = calibration.held_out_N
+    read = module_inputs(model, [module for part in maps for module in part[:2]], BATCHES)
+    for number, (_, linear, start, target) in enumerate(maps):
+        x, h = (tensor.double().numpy() for tensor in read[2 * number : 2 * number + 2])
+        wanted = target.double().numpy() - x
+        found = least_squares(h, wanted, map_of(start)[:-1], held.numpy(), np.ones(len(h)), bias)
+        np.testing.assert_allclose(applied(map_of(linear), h), applied(found, h), atol=1e-3 * wanted.std())
+    for (norm, start, target), sum_ND in zip(
+        norms, module_inputs(model, [norm for norm, *_ in norms], BATCHES), strict=True
+    ):
+        factor_D, shift_D = affine_change(start(sum_ND), target, held)
+        torch.testing.assert_close(norm(sum_ND), factor_D * start(sum_ND) + shift_D, rtol=1e-3, atol=1e-3)
+        assert not torch.equal(norm.weight, start.weight)
 
 
 def gauss_newton(
