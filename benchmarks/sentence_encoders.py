@@ -44,7 +44,8 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--layers-budget", default="0.55x", help="the largest latency of fewer layers; default: %(default)s"
     )
-    parser.add_argument("--steps", type=int, default=2500, help="of training; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=3000, help="of training; default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="default: %(default)s")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder for the encoders")
 
 
@@ -56,7 +57,7 @@ def run(options: Namespace, report: Report) -> None:
     with scratch_folder() as folder:
         rows = {"texts": write_texts(folder, texts, None)}
         settings = {"teacher": MINILM, "tasks": ["texts"], "rows": rows, "deployment.threads": 1, "max_length": LENGTH}
-        settings |= {"final.steps": options.steps}
+        settings |= {"final.steps": options.steps, "final.learning_rate": options.learning_rate}
         config = fitted(load_config("compress-embeddings", settings | {"space.max_latency": options.budget}))
         layers = fitted(load_config("compress-embeddings", settings | {"space.max_latency": options.layers_budget}))
 
