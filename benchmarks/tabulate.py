@@ -57,7 +57,7 @@ SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "space.heads": [3, 12],
             "space.expansions": ["1/16", "1/4", "2/3"],
             "space.uniform": None,
-            "space.min_params": 17_324_000,
+            "space.min_params": 17_372_000,
             "space.max_params": 17_400_000,
         },
     ),
