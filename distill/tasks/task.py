@@ -13,7 +13,7 @@ import numpy as np
 from distill.tasks.encoding import Encoded
 from distill.tasks.long_texts import averaged
 from distill.tasks.metrics import Metric, Rows, Score
-from distill.tasks.splits import AnySplit, S
+from distill.tasks.splits import THRESHOLD, AnySplit, S
 from distill.tasks.types import CLASSIFICATION, TaskType, get_task_type
 from foundation.errors import UserError, did_you_mean
 
@@ -41,7 +41,7 @@ class Task:
     labels: tuple[str, ...] = ()
     task_type: str = CLASSIFICATION
     metrics: tuple[str, ...] = ("accuracy",)
-    threshold: float = 0.5
+    threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
         where = f"Task {self.name!r}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas
 
+from distill.defaults import LABEL, TEXT
 from distill.memory import HELD_OUT, SPLITS, RowsError, rows_of, write_rows
 from distill.tasks.long_texts import averaged
 from distill.tasks.splits import Split
@@ -78,7 +79,7 @@ def different(texts: Sequence[str], where: str, what: str) -> list[str]:
 
 
 def write_texts(folder: Path, texts: Sequence[str], labeling: tuple[str, int, str, str] | None) -> dict[str, Any]:
-    """Write texts as the rows of both splits, with the column `sentence` and, if they are to be labeled, what a
+    """Write texts as the rows of both splits, with the column `TEXT` and, if they are to be labeled, what a
     classifier predicts; returns the table of a configuration that describes them.
 
     Args:
@@ -87,11 +88,11 @@ def write_texts(folder: Path, texts: Sequence[str], labeling: tuple[str, int, st
     Raises:
         RowsError: as `predicted_labels`.
     """
-    rows: list[dict[str, Any]] = [{"sentence": text} for text in texts]
+    rows: list[dict[str, Any]] = [{TEXT: text} for text in texts]
     table: dict[str, Any] = {"embeddings": True}
     if labeling is not None:
         labels, classes = predicted_labels(texts, *labeling)
-        rows = [row | {"label": label} for row, label in zip(rows, labels, strict=True)]
+        rows = [row | {LABEL: label} for row, label in zip(rows, labels, strict=True)]
         table = {"labels": classes, "multi_label": isinstance(labels[0], list)}
     return table | dict(zip(SPLITS, map(str, write_rows(folder, rows)), strict=True))
 
