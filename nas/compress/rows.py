@@ -9,6 +9,7 @@ import pandas
 from distill.defaults import LABEL, TEXT
 from distill.memory import HELD_OUT, SPLITS, RowsError, rows_of, write_rows
 from distill.tasks.long_texts import averaged
+from distill.tasks.readers.texts import lines_of
 from distill.tasks.splits import Split
 from distill.tasks.types import CLASSIFICATION, MULTI_LABEL, encode, task_type_of
 from distill.training.evaluation import rows_logits
@@ -20,13 +21,10 @@ def read_lines(path: Path) -> list[str]:
     """The different lines of a text file that are not empty.
 
     Raises:
-        RowsError: it cannot be read, or has fewer than `HELD_OUT` of them.
+        distill.tasks.task.TaskError: it cannot be read.
+        RowsError: it has fewer than `HELD_OUT` of them.
     """
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RowsError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
-    return different(lines, f"{path}", "lines of text")
+    return different([line.strip() for line in lines_of(path)], f"{path}", "lines of text")
 
 
 def texts_of(data: Any, argument: str, column: str) -> list[str]:

@@ -122,17 +122,13 @@ class ObjectiveTable(BaseModel):
                 raise ConfigError(
                     f"{place}: {self.name} has no setting {key!r}{meant}; its settings are {', '.join(defaults)}"
                 )
-            _check_setting(f"{place}.{key}", value, defaults[key])
+            expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+            if type(value) is not (kind := type(defaults[key])) and (type(value), kind) != (int, float):
+                raise ConfigError(f"{place}.{key}: must be {expected[kind]}, not {value!r}")
 
     def settings(self) -> dict[str, Any]:
         """The settings of the objective that differ from its defaults."""
         return dict(self.model_extra or {})
-
-
-def _check_setting(place: str, value: Any, default: Any) -> None:
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    if type(value) is not type(default) and (type(value), type(default)) != (int, float):
-        raise ConfigError(f"{place}: must be {expected[type(default)]}, not {value!r}")
 
 
 class SupernetTable(Table):
