@@ -30,6 +30,7 @@ from distill.command.options import (
     flag,
     recipe_of,
 )
+from distill.defaults import OBJECTIVE, STEPS
 from distill.training.progress import loading
 from foundation.errors import UserError
 
@@ -44,7 +45,7 @@ def parser() -> Parser:
     between = "a model that learns from the teacher and teaches the student, named like --student; may be repeated"
     add("--assistant", action="append", default=[], metavar="MODEL", help=between)
     names = "name of the objective; '?' lists all (default: %(default)s)"
-    add("--objective", action=listing(objectives), default="kd", metavar="NAME", help=names)
+    add("--objective", action=listing(objectives), default=OBJECTIVE, metavar="NAME", help=names)
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective; '?' lists all")
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder for the student and metrics.json")
     add("--resume", action="store_true", help="continue the interrupted run in --out")
@@ -56,7 +57,7 @@ def parser() -> Parser:
     add("--pack", action="store_true", help="join paragraphs of --corpus to rows of up to --max-length tokens")
     add("--masked-lm", action="store_true", help="also learn to predict masked words of --corpus")
     training = result.add_argument_group("training")
-    add_recipe_options(training, steps=1000)
+    add_recipe_options(training, steps=STEPS)
     first = "first fine-tune the teacher on the rows for this many steps"
     training.add_argument("--finetune-teacher", type=int, default=0, metavar="STEPS", help=first)
     add_run_options(result, "new parameters, batch order and dropout")

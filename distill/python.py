@@ -10,8 +10,10 @@ from transformers import PreTrainedModel
 
 from distill.__main__ import parser, plan
 from distill.command.report import measurement_table, show_measurements, train_models, write_metrics
+from distill.defaults import BATCH_SIZE, LABEL, LEARNING_RATE, MAX_LENGTH, OBJECTIVE, STEPS, TEXT
 from distill.memory import ModelError, naming_memory, quiet_transformers, source_of, write_splits
 from distill.table import Table
+from distill.tasks.splits import CUT, THRESHOLD
 from distill.training.layout import METRICS_FILE
 from distill.training.progress import ProgressCallback, ignore_progress, terminal
 from distill.training.sentences import MODULES, read_modules
@@ -88,21 +90,21 @@ def distil(
     *,
     teacher: PreTrainedModel | str | Path | None = None,
     tokenizer: Any = None,
-    text: str = "sentence",
+    text: str = TEXT,
     pair: str | None = None,
-    label: str = "label",
+    label: str = LABEL,
     regression: bool = False,
     multi_label: bool = False,
-    threshold: float = 0.5,
+    threshold: float = THRESHOLD,
     class_weights: str | Mapping[str, float] | None = None,
-    objective: str = "kd",
+    objective: str = OBJECTIVE,
     settings: Mapping[str, Any] | None = None,
     finetune_teacher: int = 0,
-    steps: int = 1000,
-    batch_size: int = 32,
-    learning_rate: float = 5e-5,
-    max_length: int = 128,
-    long_texts: str = "cut",
+    steps: int = STEPS,
+    batch_size: int = BATCH_SIZE,
+    learning_rate: float = LEARNING_RATE,
+    max_length: int = MAX_LENGTH,
+    long_texts: str = CUT,
     device: str = "auto",
     seed: int = 0,
     on_progress: ProgressCallback = ignore_progress,

@@ -126,13 +126,3 @@ def difference(score: tuple[float, float]) -> str:
 def plural(number: int, what: str) -> str:
     """A number of things, such as "2 seeds"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as hours, minutes and seconds, such as "1 h 02 min", "3 min 20 s" or "4.2 s"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"

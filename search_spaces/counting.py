@@ -4,9 +4,8 @@ A cost is a tuple of integers, one for each budget. The first entry of a sum is 
 from above. Dynamic programming over the parts gives the counts, which allow uniform sampling without rejection.
 
 The counts are exact, except where a part has more than `MANY` options or more than `MOST` sums would have to be formed
-at a time. There costs are counted in steps of a grid, so that samples are only close to uniform. An option gets the
-count 0 if, and only if, it exceeds a bound together with the cheapest options of all other parts. These sums cannot be
-bounded from below.
+at a time. Sums are then counted in steps of a grid: samples are only close to uniform, an option counts 0 if and only
+if it exceeds a bound even with the cheapest options of all other parts, and there may be no lower bound.
 """
 
 from collections.abc import Sequence
@@ -18,10 +17,10 @@ from math import prod
 import numpy as np
 
 Cost = tuple[int, ...]
-# The number of options of a part, and of sums, above which sums are counted on a grid, and how many steps the grid has
-# for each budget, by the number of budgets.
+# Above so many options of a part, or sums at a time, sums are counted on a grid.
 MANY = 128
 MOST = 2**23
+# The number of budgets -> the steps of the grid for each of them.
 STEPS = {1: 4096, 2: 256, 3: 48}
 
 
@@ -89,7 +88,7 @@ def _has_many(costs: Sequence[Sequence[Cost]]) -> bool:
 
 
 def cheapest(layer: Sequence[Cost], cap: Cost) -> Cost:
-    """The option that takes the smallest parts of the budgets `cap`, summed over these."""
+    """The option whose costs, as fractions of the budgets `cap`, have the smallest sum."""
     return min(layer, key=lambda cost: sum(spent / max(limit, 1) for spent, limit in zip(cost, cap, strict=True)))
 
 
@@ -105,8 +104,8 @@ def _count_on_grid(options: Sequence[Cost], rest: tuple[tuple[Cost, ...], ...], 
 
 @lru_cache(maxsize=128)
 def _grid(costs: tuple[tuple[Cost, ...], ...], cap: Cost) -> tuple[np.ndarray, np.ndarray]:
-    """The number of ways in which the costs, each rounded to whole steps, sum up to at most as many steps as the
-    indices say: (STEPS + 1, ...), one dimension for each budget. And the size (budgets,) of a step.
+    """The number of ways (STEPS + 1, ...), one dimension for each budget, to choose costs whose sum, each rounded to
+    whole steps, is at most the index; and the size (budgets,) of a step.
     """
     step = np.maximum(1, -(-np.array(cap) // STEPS[len(cap)]))
     ways = np.zeros((STEPS[len(cap)] + 1,) * len(cap))

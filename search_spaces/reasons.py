@@ -14,6 +14,8 @@ from search_spaces.layer import FFN, Attention, Embedding
 from search_spaces.limits import Limit
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
+NO_FFN = "at least one must be above 0, a layer without an FFN, as a supernet has blocks"
+
 
 def setting_reason(genes: Mapping[str, Sequence[Any]], max_height: int | None, mutation_rate: float) -> str:
     """Which of these settings of a space is invalid, and why; empty if none is."""
@@ -28,25 +30,25 @@ def setting_reason(genes: Mapping[str, Sequence[Any]], max_height: int | None, m
 
 
 def no_size_reason(base: Base, graph: FFNGraph, choices: Mapping[str, Sequence[Any]]) -> str:
-    """Why no part can have one of these sizes, or no layer has an FFN; empty if some can."""
+    """Why parts cannot have these sizes, or no layer would have an FFN; empty if they can."""
     for rank in choices["rank"]:
         if reason := Embedding(rank).invalid_reason(base):
             return f"ranks: {reason.removeprefix('rank: ')}"
     stacks, expansions, experts = (choices[name] for name in ("stack", "expansion", "experts"))
     attentions = [Attention(*size) for size in product(choices["heads"], choices["attention_experts"])]
     if all(reasons := [attention.invalid_reason(base) for attention in attentions]):
-        return f"heads and attention_experts: no combination is possible; {reasons[0]}"
+        return f"heads and attention_experts: no combination is valid; with the first, {reasons[0]}"
     try:
         for stack, expansion in product(stacks, expansions):
             Architecture.uniform(base, stack=stack, expansion=expansion)
     except ArchitectureError as error:
         return f"stacks and expansions: {error}"
     if not any(stacks):
-        return "stacks: a supernet has blocks, so at least one stack must be above 0 (0: no FFN)"
+        return f"stacks: {NO_FFN}"
     if all(FFN(graph, 1, *size).invalid_reason(base) for size in product(expansions, experts)):
         smallest = min(expansions)
         reason = FFN(graph, 1, smallest, experts[0]).invalid_reason(base)
-        return f"expansions and experts: no combination is possible; at {smallest}, {reason.removeprefix('experts: ')}"
+        return f"expansions and experts: no combination is valid; with {smallest}, {reason.removeprefix('experts: ')}"
     return ""
 
 
@@ -76,9 +78,9 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
     for limit, (lowest, highest) in zip(limits, ranges[1:], strict=True):
         if limit.fixed + lowest > limit.maximum:
             return (
-                f"no architecture keeps to {limit.name} {limit.in_words(limit.maximum)}: the smallest in this space is "
-                f"{limit.in_words(limit.fixed + lowest)}; raise max_{limit.name}, or allow smaller expansions, smaller "
-                "stacks, or fewer heads or experts"
+                f"max_{limit.name} = {limit.in_words(limit.maximum)}: no architecture in this space has less than "
+                f"{limit.in_words(limit.fixed + lowest)}; raise it, or allow smaller expansions, smaller stacks, or "
+                "fewer heads or experts"
             )
         if limit.fixed + highest > limit.maximum:
             binding.append(limit)

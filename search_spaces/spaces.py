@@ -19,7 +19,6 @@ from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import CLASSIFIER, HeadCost, embedding_params, head_params, layer_params
 from search_spaces.counting import (
-    MANY,
     Bounds,
     Cost,
     add,
@@ -116,13 +115,12 @@ class Space:
         if reason := no_size_reason(self.base, self.graph, self.genes):
             raise SpaceError(reason)
         if self.min_params > self.max_params:
-            raise SpaceError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
+            raise SpaceError(f"min_params = {self.min_params:,} must be at most max_params = {self.max_params:,}")
         _, costs = self.options_of_parts(self.start_graphs)
         if self.bounds.low > sum(min(row)[0] for row in costs) and is_on_grid(costs, self.bounds.high):
             raise SpaceError(
-                f"min_params: a lower bound works up to {MANY} options per layer, or fewer if their sums are too many; "
-                f"this space has {max(map(len, costs)):,} in each of {self.base.depth} layers: remove min_params, set "
-                "slack = 1, or allow fewer choices"
+                f"min_params: with {max(map(len, costs)):,} options in each of {self.base.depth} layers there can be "
+                f"no lower bound of {self.min_params:,}; leave min_params out, set slack = 1, or allow fewer choices"
             )
         if not self.size_count():
             raise SpaceError(no_fit_reason(self.bounds, costs, self._fixed_params, self.limits))

@@ -80,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
     from distill.command.examples import load_examples
     from distill.command.report import report, show, write_metrics
+    from distill.tasks import splits
     from distill.tasks.encoding import token_frequencies
     from distill.tasks.long_texts import UNTRUNCATED
     from distill.training.layout import ARCHITECTURE_FILE
@@ -102,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     model = load_unchanged(source)
 
     # All of a row counts.
-    untruncated = argparse.Namespace(**vars(options) | {"max_length": UNTRUNCATED, "long_texts": "cut"})
+    untruncated = argparse.Namespace(**vars(options) | {"max_length": UNTRUNCATED, "long_texts": splits.CUT})
     examples = load_examples(untruncated, tokenizer, outputs_of(config), True)
     kept = kept_ids(tokenizer, token_frequencies(examples.train, config.vocab_size), most, also)
     with scratch_folder() as folder:

@@ -18,7 +18,7 @@ from distill.objectives import OBJECTIVES, losses
 from distill.objectives.outputs import run
 from distill.tasks import readers
 from distill.tasks.readers import load_task
-from distill.tasks.task import Task, score
+from distill.tasks.task import Task
 from distill.tasks.types import TASK_TYPES
 from nas.config.load import load_config
 from nas.samplers import SAMPLERS
@@ -27,6 +27,7 @@ from search_spaces.routing import ROUTINGS
 from supernet.build import build
 from supernet.experts.routers import TABLES
 from supernet.inherit import inherit
+from tests.scores import score
 from tests.tiny import BASE, batch, bert, inputs
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"

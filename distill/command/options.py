@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from distill.choices import listing, tasks
 from distill.cli import Parser, ParserOrGroup, add_device_option, add_output_options, add_precision_option
 from distill.command.folder import check_new, check_resumed, contents_of
-from distill.tasks.splits import CUT, LongTexts
+from distill.defaults import BATCH_SIZE, LABEL, LEARNING_RATE, MAX_LENGTH, TEXT
+from distill.tasks.splits import CUT, THRESHOLD, LongTexts
 from distill.training.layout import OPTIONS_FILE
 from foundation.errors import UserError, shortened
 
@@ -37,7 +38,7 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     add("--dev", type=Path, metavar="FILE", help=measured)
     add("--multi-label", action="store_true", help="the labels of --train are lists of any number of classes")
     probability = "probability from which a class is predicted with --multi-label (default: %(default)s)"
-    add("--threshold", type=float, default=0.5, metavar="X", help=probability)
+    add("--threshold", type=float, default=THRESHOLD, metavar="X", help=probability)
     weights = "weights of classes in the loss with labels: inverse to how often they occur, or 1 for those not named"
     add("--class-weights", type=_class_weights, metavar="balanced|NAME=X,...", help=weights)
     score = (
@@ -46,7 +47,7 @@ def add_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = False) ->
     )
     add("--metric", metavar="NAME", help=score)
     length = "longer rows are truncated to N tokens (default: %(default)s)"
-    add("--max-length", type=int, default=128, metavar="N", help=length)
+    add("--max-length", type=int, default=MAX_LENGTH, metavar="N", help=length)
     long = "of longer single texts, read the beginning, both ends, or all in overlapping windows (default: %(default)s)"
     add("--long-texts", choices=get_args(LongTexts), default=CUT, help=long)
 
@@ -72,9 +73,9 @@ def add_training_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = 
     add("--task", action=listing(tasks), metavar="NAME", help="name of the task; '?' lists all")
     add("--data", type=Path, metavar="DIR", help=files)
     add("--train", type=Path, metavar="FILE", help=formats)
-    add("--text", default="sentence", metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
+    add("--text", default=TEXT, metavar="COLUMN", help="column of the (first) sentence (default: %(default)s)")
     add("--pair", metavar="COLUMN", help="column of the second sentence, if there are pairs")
-    add("--label", default="label", metavar="COLUMN", help="column of the class or number (default: %(default)s)")
+    add("--label", default=LABEL, metavar="COLUMN", help="column of the class or number (default: %(default)s)")
     add("--regression", action="store_true", help="the labels of --train are numbers, not classes")
 
 
@@ -86,7 +87,8 @@ def add_importance_option(parser: ParserOrGroup) -> None:
 
 def add_batch_size_option(parser: ParserOrGroup) -> None:
     """Add `--batch-size`."""
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="rows per batch (default: %(default)s)")
+    of = "rows per batch (default: %(default)s)"
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=of)
 
 
 def add_recipe_options(parser: ParserOrGroup, steps: int) -> None:
@@ -96,7 +98,8 @@ def add_recipe_options(parser: ParserOrGroup, steps: int) -> None:
     add("--steps", type=int, default=steps, metavar="N", help="training steps, a batch each (default: %(default)s)")
     add("--epochs", type=float, metavar="X", help="passes over the training rows; cannot be combined with --steps")
     add_batch_size_option(parser)
-    add("--learning-rate", type=float, default=5e-5, metavar="X", help="peak learning rate (default: %(default)s)")
+    peak = "peak learning rate (default: %(default)s)"
+    add("--learning-rate", type=float, default=LEARNING_RATE, metavar="X", help=peak)
     add("--warmup-ratio", type=float, default=0.1, metavar="X", help=rise)
     add("--weight-decay", type=float, default=0.01, metavar="X", help="weight decay of AdamW (default: %(default)s)")
     add("--freeze-embeddings", action="store_true", help="do not train the word embeddings")
@@ -179,7 +182,7 @@ def _check_files(options: Any, parser: Parser) -> None:
         raise UserError("--class-weights: the rows of --regression have no classes; leave it out")
     if not 0 < options.threshold < 1:
         raise UserError(f"--threshold: must be between 0 and 1, not {options.threshold}")
-    if options.threshold != 0.5 and not options.multi_label:
+    if options.threshold != THRESHOLD and not options.multi_label:
         raise UserError("--threshold is for rows with any number of classes: add --multi-label, or leave it out")
 
 

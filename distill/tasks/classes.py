@@ -17,8 +17,6 @@ from foundation.errors import shortened
 
 # How transformers calls classes without names.
 NUMBERED = re.compile(r"label[ _-]?(\d+)", re.IGNORECASE)
-# Weights of classes that are inverse to how often they occur.
-BALANCED = "balanced"
 
 
 def classes_of(names: Iterable[str]) -> tuple[str, ...]:
@@ -107,7 +105,7 @@ def weighted(rows: Encoded, task: Task, chosen: str | Mapping[str, float]) -> En
     rows with several classes, a class is weighted where they have it.
 
     Args:
-        chosen: weights by the names of classes, 1 for all others; or `BALANCED`: n / (number of classes x rows of the
+        chosen: weights by the names of classes, 1 for all others; or "balanced": n / (number of classes x rows of the
             class), as in scikit-learn, and for several classes the same of having and of not having each.
 
     Raises:

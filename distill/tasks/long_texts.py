@@ -28,12 +28,12 @@ def divided(rows: Encoded, tokenizer: Any, max_length: int, stride: int, long_te
             overlapping windows as necessary, with the text's label, and its number in `sources`.
 
     Raises:
-        ValueError: `stride` is so large that windows would not advance.
+        ValueError: `stride` is negative, or so large that windows would not advance.
     """
     special = tokenizer.num_special_tokens_to_add()
     room = max_length - special
     if long_texts == WINDOWS and not 0 <= stride < room:
-        raise ValueError(f"max_length = {max_length}: its {room} tokens of text must be more than the {stride} shared")
+        raise ValueError(f"stride = {stride}: must be below the {room} tokens of text of max_length = {max_length}")
     first = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"].index(0)
     places, sources = [], []
     for row, (start, end) in enumerate(pairwise(rows.offsets.tolist())):

@@ -8,11 +8,13 @@ instead of NaN, as in scikit-learn and the official scripts for F1 and Matthews.
 """
 
 import math
+import operator
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, variance
 from typing import Any
 
@@ -210,13 +212,8 @@ def _pearson(sums: np.ndarray) -> np.ndarray:
     return _ratio(xy / rows - x * y / rows**2, np.sqrt(np.where(variances > 1e-12, variances, 0)))
 
 
-def _right_classes(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
-    return np.equal(predictions, references)
-
-
 def _positives(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
-    predicted, expected = np.equal(predictions, 1), np.equal(references, 1)
-    return np.stack((predicted & expected, predicted, expected), axis=-1)
+    return _labels_right(np.equal(predictions, 1), np.equal(references, 1), labels)
 
 
 def _classes(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
@@ -227,8 +224,7 @@ def _classes(predictions: Any, references: Any, labels: Sequence[str]) -> np.nda
 
 def _classes_right(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
     one = np.eye(len(labels))
-    predicted, expected = one[np.asarray(predictions)], one[np.asarray(references)]
-    return np.column_stack((predicted * expected, predicted, expected))
+    return _labels_right(one[np.asarray(predictions)], one[np.asarray(references)], labels)
 
 
 def _labels_right(predictions: Any, references: Any, labels: Sequence[str]) -> np.ndarray:
@@ -297,22 +293,15 @@ def _entities(predictions: Any, references: Any, labels: Sequence[str]) -> np.nd
     return np.array(rows)
 
 
-def _exact(predictions: Sequence[str], references: Sequence[Sequence[str]], labels: Sequence[str]) -> np.ndarray:
-    return np.array([_best(_equal, *row) for row in zip(predictions, references, strict=True)])
-
-
-def _overlap(predictions: Sequence[str], references: Sequence[Sequence[str]], labels: Sequence[str]) -> np.ndarray:
-    return np.array([_best(_word_f1, *row) for row in zip(predictions, references, strict=True)])
-
-
-def _best(compare: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
-    """The score against the most similar correct answer; if there is none, the correct answer is ""."""
-    worded = [answer for answer in map(normalized, answers) if answer]
-    return max(compare(normalized(prediction), answer) for answer in worded or [""])
-
-
-def _equal(predicted: str, expected: str) -> float:
-    return float(predicted == expected)
+def _answers(
+    compare: Callable[[str, str], float], predictions: Any, references: Sequence[Sequence[str]], labels: Sequence[str]
+) -> np.ndarray:
+    """The score of each against the most similar correct answer; if there is none, the correct answer is ""."""
+    rows = []
+    for prediction, answers in zip(map(normalized, predictions), references, strict=True):
+        worded = filter(None, map(normalized, answers))
+        rows.append(max((compare(prediction, answer) for answer in worded), default=compare(prediction, "")))
+    return np.array(rows)
 
 
 def _word_f1(predicted: str, expected: str) -> float:
@@ -363,7 +352,9 @@ def normalized(answer: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(_PUNCTUATION)).split())
 
 
-CLASS_ACCURACY = Metric(_right_classes)
+MEAN = Metric(lambda predictions, references, labels: predictions)
+"""The mean of what is given as predictions."""
+CLASS_ACCURACY = Metric(lambda predictions, references, labels: np.equal(predictions, references))
 CLASS_F1 = Metric(_positives, _f1, classes=2)
 """The F1 score of the second of two classes."""
 MACRO_F1 = Metric(_classes_right, _macro_f1)
@@ -377,8 +368,8 @@ PEARSON = Metric(_products, _pearson)
 SPEARMAN = Metric(_products_of_ranks, _pearson)
 WORD_ACCURACY = Metric(_right_words, _accuracy)
 ENTITY_F1 = Metric(_entities, _f1)
-EXACT_MATCH = Metric(_exact)
-ANSWER_F1 = Metric(_overlap)
+EXACT_MATCH = Metric(partial(_answers, operator.eq))
+ANSWER_F1 = Metric(partial(_answers, _word_f1))
 COSINE = Metric(_cosines)
 """The cosine of a sentence's vector and the teacher's."""
 NEIGHBOURS = Metric(_shared_neighbours)

@@ -9,6 +9,8 @@ from foundation.errors import shortened
 # What is read of single texts that are longer than the length of a row: their beginning, both ends, or windows.
 LongTexts = Literal["cut", "head_tail", "windows"]
 CUT, HEAD_TAIL, WINDOWS = get_args(LongTexts)
+# The usual probability from which a class is predicted if rows have any number of classes.
+THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from distill.tasks.encoding import Encoded
 from distill.tasks.long_texts import averaged
 from distill.tasks.metrics import Metric, Rows, Score
-from distill.tasks.splits import AnySplit, S
+from distill.tasks.splits import THRESHOLD, AnySplit, S
 from distill.tasks.types import CLASSIFICATION, TaskType, get_task_type
 from foundation.errors import UserError, did_you_mean
 
@@ -41,7 +41,7 @@ class Task:
     labels: tuple[str, ...] = ()
     task_type: str = CLASSIFICATION
     metrics: tuple[str, ...] = ("accuracy",)
-    threshold: float = 0.5
+    threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
         where = f"Task {self.name!r}"
@@ -89,8 +89,8 @@ class Task:
         return self.type.metrics[self.metrics[0]]
 
 
-def score(task: Task, predictions: Rows, references: Rows) -> dict[str, Score]:
-    """All metrics of a task on a whole split, `task.metrics[0]` first.
+def contributions(task: Task, predictions: Rows, references: Rows) -> dict[str, np.ndarray]:
+    """The contributions of the rows to all metrics of a task, of shape (N,) or (N, K).
 
     Args:
         predictions, references: one entry per row, as returned by `predict` and `TaskType.references`: a class index;
@@ -100,14 +100,6 @@ def score(task: Task, predictions: Rows, references: Rows) -> dict[str, Score]:
 
     Raises:
         ValueError: there are no rows, or the numbers of predictions and references differ.
-    """
-    return scores_of(task, contributions(task, predictions, references))
-
-
-def contributions(task: Task, predictions: Rows, references: Rows) -> dict[str, np.ndarray]:
-    """The contributions of the rows to all metrics of a task, of shape (N,) or (N, K).
-
-    Arguments and errors are as for `score`.
     """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"score: {len(predictions)} predictions for {len(references)} rows")

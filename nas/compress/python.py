@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distill.defaults import LABEL, MAX_LENGTH, TEXT
 from distill.memory import SPLITS, RowsError, naming_memory, quiet_transformers, source_of, write_splits
 from distill.python import Distilled
 from distill.table import Table
+from distill.tasks.splits import CUT, THRESHOLD
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.progress import ProgressCallback, ignore_progress
 from foundation.errors import UserError
@@ -81,13 +83,13 @@ def compress_model(
     embeddings: Any = None,
     retrieval: Any = None,
     tokenizer: Any = None,
-    text: str = "sentence",
+    text: str = TEXT,
     pair: str | None = None,
-    label: str = "label",
+    label: str = LABEL,
     regression: bool = False,
     reranking: bool = False,
     multi_label: bool = False,
-    threshold: float = 0.5,
+    threshold: float = THRESHOLD,
     class_weights: str | Mapping[str, float] | None = None,
     max_latency: str | None = None,
     max_params: int | None = None,
@@ -98,8 +100,8 @@ def compress_model(
     steps: int | None = None,
     learning_rate: float | None = None,
     finetune_teacher: int = 0,
-    max_length: int = 128,
-    long_texts: str = "cut",
+    max_length: int = MAX_LENGTH,
+    long_texts: str = CUT,
     device: str = "auto",
     seed: int = 0,
     on_progress: ProgressCallback = ignore_progress,

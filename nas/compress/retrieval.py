@@ -14,7 +14,7 @@ from distill.encoders.family import family_of
 from distill.memory import rows_of
 from distill.table import Column, Table, difference, with_error
 from distill.tasks.encoding import encode_sentences
-from distill.tasks.metrics import NEAREST, Metric, paired_difference
+from distill.tasks.metrics import MEAN, NEAREST, paired_difference
 from distill.tasks.readers.tables import TableError, read_columns
 from distill.tasks.types import EMBEDDINGS, REGRESSION
 from distill.training.evaluation import rows_logits
@@ -30,8 +30,6 @@ ASYMMETRIC = "student's queries, teacher's passages"
 METRICS = (f"ndcg@{NEAREST}", f"mrr@{NEAREST}", f"recall@{NEAREST}")
 # Of the passages to rank, recall is the same for all rerankers if there are no more than `NEAREST`.
 OF_RERANKERS = METRICS[:2]
-# The metrics are means over the queries.
-MEAN = Metric(lambda predictions, references, labels: predictions)
 # Queries whose similarities with all passages are in memory at once.
 CHUNK = 500
 
@@ -159,10 +157,7 @@ def _beside_teacher(rows: Mapping[str, np.ndarray], metrics: Sequence[str]) -> d
 
 def _reranked(pairs: Pairs, source: str, max_length: int, accelerator: Accelerator) -> np.ndarray:
     """As `contributions`, of the passages of each query in the order of a reranker's scores."""
-    model, tokenizer = load_model(source, (), REGRESSION, new_head=False), load_tokenizer(source)
-    length = min(max_length, family_of(model).positions(model.config))
-    encoded = encode_sentences(tokenizer, *pairs.texts(), length, task_type=REGRESSION)
-    scores_N = rows_logits(model, encoded, tokenizer.pad_token_id, accelerator)[:, 0]
+    scores_N = _logits(source, *pairs.texts(), max_length, accelerator, REGRESSION)[:, 0]
     assert pairs.ranked is not None
     parts = np.split(scores_N, np.cumsum([len(some) for some in pairs.ranked])[:-1])
     best = [
@@ -172,12 +167,19 @@ def _reranked(pairs: Pairs, source: str, max_length: int, accelerator: Accelerat
     return np.array(list(map(_of_ranking, best, pairs.answers)))
 
 
+def _logits(
+    source: str, texts: Sequence[str], pairs: Sequence[str] | None, most: int, accelerator: Accelerator, task_type: str
+) -> np.ndarray:
+    """The outputs of a model for texts, or pairs of them, which are cut to `most` tokens and to its positions."""
+    model, tokenizer = load_model(source, (), task_type, new_head=False), load_tokenizer(source)
+    length = min(most, family_of(model).positions(model.config))
+    rows = encode_sentences(tokenizer, texts, pairs, length, task_type=task_type)
+    return rows_logits(model, rows, tokenizer.pad_token_id, accelerator)
+
+
 def _vectors(source: str, texts: Sequence[str], max_length: int, accelerator: Accelerator) -> np.ndarray:
     """The vectors (N, D), of length 1 unless the encoder compares by products."""
-    model, tokenizer = load_model(source, (), EMBEDDINGS, new_head=False), load_tokenizer(source)
-    length = min(max_length, family_of(model).positions(model.config))
-    rows = encode_sentences(tokenizer, texts, None, length, task_type=EMBEDDINGS)
-    vectors_ND = rows_logits(model, rows, tokenizer.pad_token_id, accelerator)
+    vectors_ND = _logits(source, texts, None, max_length, accelerator, EMBEDDINGS)
     if compares_by_products(locate(source)):
         return vectors_ND
     return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)

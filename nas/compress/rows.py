@@ -6,8 +6,10 @@ from typing import Any
 
 import pandas
 
+from distill.defaults import LABEL, TEXT
 from distill.memory import HELD_OUT, SPLITS, RowsError, rows_of, write_rows
 from distill.tasks.long_texts import averaged
+from distill.tasks.readers.texts import lines_of
 from distill.tasks.splits import Split
 from distill.tasks.types import CLASSIFICATION, MULTI_LABEL, encode, task_type_of
 from distill.training.evaluation import rows_logits
@@ -19,13 +21,10 @@ def read_lines(path: Path) -> list[str]:
     """The different lines of a text file that are not empty.
 
     Raises:
-        RowsError: it cannot be read, or has fewer than `HELD_OUT` of them.
+        distill.tasks.task.TaskError: it cannot be read.
+        RowsError: it has fewer than `HELD_OUT` of them.
     """
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RowsError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
-    return different(lines, f"{path}", "lines of text")
+    return different([line.strip() for line in lines_of(path)], f"{path}", "lines of text")
 
 
 def texts_of(data: Any, argument: str, column: str) -> list[str]:
@@ -78,7 +77,7 @@ def different(texts: Sequence[str], where: str, what: str) -> list[str]:
 
 
 def write_texts(folder: Path, texts: Sequence[str], labeling: tuple[str, int, str, str] | None) -> dict[str, Any]:
-    """Write texts as the rows of both splits, with the column `sentence` and, if they are to be labeled, what a
+    """Write texts as the rows of both splits, with the column `TEXT` and, if they are to be labeled, what a
     classifier predicts; returns the table of a configuration that describes them.
 
     Args:
@@ -87,11 +86,11 @@ def write_texts(folder: Path, texts: Sequence[str], labeling: tuple[str, int, st
     Raises:
         RowsError: as `predicted_labels`.
     """
-    rows: list[dict[str, Any]] = [{"sentence": text} for text in texts]
+    rows: list[dict[str, Any]] = [{TEXT: text} for text in texts]
     table: dict[str, Any] = {"embeddings": True}
     if labeling is not None:
         labels, classes = predicted_labels(texts, *labeling)
-        rows = [row | {"label": label} for row, label in zip(rows, labels, strict=True)]
+        rows = [row | {LABEL: label} for row, label in zip(rows, labels, strict=True)]
         table = {"labels": classes, "multi_label": isinstance(labels[0], list)}
     return table | dict(zip(SPLITS, map(str, write_rows(folder, rows)), strict=True))
 

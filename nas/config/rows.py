@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from distill.defaults import LABEL, TEXT
+from distill.tasks.splits import THRESHOLD
 from foundation.errors import shortened
 from nas.config.values import Table
 
@@ -40,16 +42,16 @@ class RowsTable(Table):
 
     train: str
     dev: str
-    text: str = "sentence"
+    text: str = TEXT
     pair: str | None = None
-    label: str = "label"
+    label: str = LABEL
     regression: bool = False
     multi_label: bool = False
     embeddings: bool = False
     reranking: bool = False
     labels: tuple[str, ...] | None = None
     metric: str | None = None
-    threshold: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
+    threshold: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = THRESHOLD
     class_weights: Annotated[str | dict[str, float] | None, BeforeValidator(_class_weights)] = None
 
     @model_validator(mode="after")
@@ -62,7 +64,7 @@ class RowsTable(Table):
         for name in ("labels", "metric"):
             if (self.embeddings or self.reranking) and getattr(self, name) is not None:
                 raise ValueError(f"{name}: rows with {kinds[0]} have no labels: leave it out")
-        if self.threshold != 0.5 and not self.multi_label:
+        if self.threshold != THRESHOLD and not self.multi_label:
             raise ValueError("threshold is for rows with any number of classes: add multi_label = true")
         if self.class_weights is not None and kinds not in ([], ["multi_label"]):
             raise ValueError(f"class_weights: rows with {kinds[0]} have no classes: leave it out")

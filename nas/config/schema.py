@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from distill.tasks.splits import LongTexts
+from distill.defaults import MAX_LENGTH
+from distill.tasks.splits import CUT, LongTexts
 from distill.training.recipe import MixedPrecision
 from foundation.errors import UserError, did_you_mean, shortened
 from nas.config.recipes import (
@@ -121,17 +122,13 @@ class ObjectiveTable(BaseModel):
                 raise ConfigError(
                     f"{place}: {self.name} has no setting {key!r}{meant}; its settings are {', '.join(defaults)}"
                 )
-            _check_setting(f"{place}.{key}", value, defaults[key])
+            expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+            if type(value) is not (kind := type(defaults[key])) and (type(value), kind) != (int, float):
+                raise ConfigError(f"{place}.{key}: must be {expected[kind]}, not {value!r}")
 
     def settings(self) -> dict[str, Any]:
         """The settings of the objective that differ from its defaults."""
         return dict(self.model_extra or {})
-
-
-def _check_setting(place: str, value: Any, default: Any) -> None:
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    if type(value) is not type(default) and (type(value), type(default)) != (int, float):
-        raise ConfigError(f"{place}: must be {expected[type(default)]}, not {value!r}")
 
 
 class SupernetTable(Table):
@@ -220,8 +217,8 @@ class StudyConfig(Table):
     search_fraction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
     search_rows: Literal["random", "last"] = "random"
     goals: Goals = ("score",)
-    max_length: Length = 128
-    long_texts: LongTexts = "cut"
+    max_length: Length = MAX_LENGTH
+    long_texts: LongTexts = CUT
     max_length_of: dict[str, Length] = Field(default_factory=dict)
     dropout: UnitFloat = 0.1
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

@@ -19,6 +19,7 @@ from nas.config.values import (
 from search_spaces.genes import SIZE_GENES
 from search_spaces.layer import DENSE
 from search_spaces.numbers import proportion
+from search_spaces.reasons import NO_FFN
 from search_spaces.trees import MAX_HEIGHT, MIN_HEIGHT
 
 
@@ -91,7 +92,7 @@ class SpaceTable(Table):
     @classmethod
     def _supernet_has_blocks(cls, stacks: tuple[int, ...]) -> tuple[int, ...]:
         if not any(stacks):
-            raise ValueError("the supernet has blocks, so at least one stack must be above 0 (0: no FFN)")
+            raise ValueError(NO_FFN)
         return stacks
 
     @model_validator(mode="after")
@@ -99,7 +100,7 @@ class SpaceTable(Table):
         if self.uniform is None and self.max_params is None:
             raise ValueError("limit the parameters: set max_params, or uniform (the expansion of a uniform slice)")
         if self.min_params is not None and self.max_params is not None and self.min_params > self.max_params:
-            raise ValueError(f"min_params {self.min_params:,} is above max_params {self.max_params:,}")
+            raise ValueError(f"min_params = {self.min_params:,} must be at most max_params = {self.max_params:,}")
         return self
 
 

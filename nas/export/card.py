@@ -157,23 +157,21 @@ class Card:
         return f"## Use\n\n{code}\n{why}{classes} It loads with transformers >={oldest},<{NEXT}."
 
     def _results(self) -> str:
-        metrics = self.checkpoint.metrics
+        metrics, config = self.checkpoint.metrics, self.checkpoint.config
         if metrics is None:
             return ""
+        own = None if config is None else config.rows.get(config.task)
+        threshold = (
+            own and own.multi_label and f" Classes count as predicted from the probability {own.threshold:g} on."
+        )
         return (
             f"## Results\n\nTask `{metrics['task']}`, {metrics['dev_rows']:,} rows of the dev split, with standard "
             "errors (those of differences are paired, on the same rows). MACs (multiply-accumulate operations) and "
             f"latency are of one sentence of {metrics['tokens']} tokens, in PyTorch {metrics['torch']} on "
             f"{plural(metrics['threads'], 'thread')} of {metrics['device']}, as measured after the training."
-            f"{self._threshold()}\n\n"
+            f"{threshold or ''}\n\n"
             f"{measurement_table(metrics).markdown()}"
         )
-
-    def _threshold(self) -> str:
-        rows = None if self.checkpoint.config is None else self.checkpoint.config.rows.get(self.checkpoint.config.task)
-        if rows is None or not rows.multi_label:
-            return ""
-        return f" Classes count as predicted from the probability {rows.threshold:g} on."
 
     def _files(self) -> str:
         if not self.forms:

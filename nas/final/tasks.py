@@ -1,7 +1,7 @@
 """The final training on several tasks, one after the other, and the table of their scores."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -35,7 +35,19 @@ def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool) -> int:
     """
     check_tasks_of(final, tasks)
     trained = list(dict.fromkeys(map(trained_on, tasks)))
-    for one in list(_unfinished(final, tasks, trained, resume)):
+    runs = []
+    for task in trained:
+        folder = final.out / task
+        if resume and (folder / METRICS_FILE).exists():
+            continue
+        if is_first_process():
+            make_folder(folder, resume)
+        # Only a one-shot supernet is trained on several tasks together.
+        others = [other for other in trained if other != task and final.config.final.start == "one_shot"]
+        also = tuple(other for other in tasks if other != task and trained_on(other) == task)
+        config = final.config.model_copy(update={"tasks": (task, *others)})
+        runs.append(replace(final, config=config, out=folder, also=also, one_of_several=True))
+    for one in runs:
         run(one)
     if not is_first_process():
         return DONE
@@ -48,21 +60,6 @@ def run_tasks(final: FinalRun, tasks: Sequence[str], resume: bool) -> int:
         table_of_tasks(metrics["tasks"]).print(console)
         console.print(f"wrote {final.out}: a checkpoint for each of {', '.join(trained)}")
     return DONE
-
-
-def _unfinished(final: FinalRun, tasks: Sequence[str], trained: Sequence[str], resume: bool) -> Iterator[FinalRun]:
-    """The training on each task of `trained`, whose folder is made; with `resume` without those that are finished."""
-    for task in trained:
-        folder = final.out / task
-        if resume and (folder / METRICS_FILE).exists():
-            continue
-        if is_first_process():
-            make_folder(folder, resume)
-        # Only a one-shot supernet is trained on several tasks together.
-        others = [other for other in trained if other != task and final.config.final.start == "one_shot"]
-        also = tuple(other for other in tasks if other != task and trained_on(other) == task)
-        config = final.config.model_copy(update={"tasks": (task, *others)})
-        yield replace(final, config=config, out=folder, also=also, one_of_several=True)
 
 
 def check_tasks_of(final: FinalRun, tasks: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from distill.training.progress import ProgressCallback
 from foundation.files import scratch_folder
 from nas.latency.onnx import exported, onnx_parts, undisturbed
-from nas.latency.references import mixed_references, small_model, small_teacher, with_heads
+from nas.latency.references import mixed_references, small_model, small_teacher
 from nas.latency.settings import TableSettings
 from nas.latency.steps import GATED, attention_step, probed_graphs, rank_step, step_names
 from nas.latency.table import LatencyTable
@@ -57,7 +57,7 @@ def onnx_table(settings: TableSettings, on_progress: ProgressCallback) -> Latenc
     # A model of few nodes, so that the times of nodes and of their recording differ in what they add up to.
     narrow = base_model.with_ffns([FFN(GATED, 1, Fraction(min(widths), base.inner))] * base.depth)
     narrow = replace(narrow, base=replace(base, depth=1), layers=narrow.layers[:1])
-    architectures.append(with_heads(narrow, settings.measured_heads[-1]))
+    architectures.append(narrow.with_heads([settings.measured_heads[-1]]))
     # A line in the rank needs the largest and the smallest.
     ranks = cycle([None, *settings.measured_ranks[-1:], *settings.measured_ranks[:1]])
     architectures = [replace(each, embedding=Embedding(next(ranks))) for each in architectures]

@@ -76,12 +76,6 @@ def _in_turns(values: Sequence[int], rng: random.Random) -> Iterator[int]:
         yield from rng.sample(values, len(values))
 
 
-def with_heads(architecture: Architecture, heads: int) -> Architecture:
-    """The architecture with this number of heads in all layers."""
-    layers = (Layer(replace(layer.attention, heads=heads), layer.ffn) for layer in architecture.layers)
-    return replace(architecture, layers=tuple(layers))
-
-
 def small_model(architecture: Architecture, template: PretrainedConfig | None) -> PreTrainedModel:
     """A model of the architecture in eval mode with the smallest vocabulary: word embeddings would take most of the
     memory and of the time for building.

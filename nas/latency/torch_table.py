@@ -21,7 +21,7 @@ from distill.encoders.family import family_of
 from distill.encoders.parts import encoder_layers, part
 from distill.encoders.student.embedding import LowRankEmbedding
 from distill.training.progress import ProgressCallback
-from nas.latency.references import references, small_model, with_heads
+from nas.latency.references import references, small_model
 from nas.latency.settings import TableSettings
 from nas.latency.steps import GATED, rank_step, step_times
 from nas.latency.table import LatencyTable
@@ -49,7 +49,7 @@ def torch_table(settings: TableSettings, on_progress: ProgressCallback) -> Laten
     host = build(narrow, template=teacher).to(device)
     attentions: dict[int, list[nn.Module]] = {}
     for heads in settings.measured_heads:
-        model = small_model(with_heads(narrow, heads), teacher).to(device)
+        model = small_model(narrow.with_heads([heads] * base.depth), teacher).to(device)
         attentions[heads] = [part(layer, family_of(model).attention) for layer in encoder_layers(model)]
     words = {base.width: part(host.base_model, family_of(host).words)}
     for rank in settings.measured_ranks:
@@ -62,7 +62,7 @@ def torch_table(settings: TableSettings, on_progress: ProgressCallback) -> Laten
         seconds[name] = max(0.0, seconds[name] - of_full_rank)
     nanoseconds = {name: round(1e9 * value) for name, value in seconds.items()}
 
-    shallow = with_heads(replace(narrow, base=replace(base, depth=1), layers=narrow.layers[:1]), min(attentions))
+    shallow = replace(narrow, base=replace(base, depth=1), layers=narrow.layers[:1]).with_heads([min(attentions)])
     inner_widths = sorted(set(settings.inner_widths))
     architectures = [shallow, *islice(references(base_model, inner_widths, list(attentions)), REFERENCES)]
     models: dict[str, nn.Module] = {"teacher": AutoModelForSequenceClassification.from_config(teacher).to(device)}

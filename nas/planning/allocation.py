@@ -147,7 +147,9 @@ def allocate(
         None if the solver finds none: the budget admits none, or the node limit came first.
     """
     head = space.options_of_parts(space.start_graphs)[0][-2][0]
-    embeddings = _embeddings(space, whole_layers)
+    embeddings = [part for part in space.options_of_parts(space.start_graphs)[0][-1] if isinstance(part, Embedding)]
+    if whole_layers:
+        embeddings = [max(embeddings, key=lambda embedding: embedding.rank or space.base.width)]
     others = add(space.cost(head), space.cost(embeddings[0]))
     variables, fixed = _variables(space, losses, others, embeddings, whole_layers)
     costs = np.array([one.cost for one in variables], float)
@@ -157,10 +159,8 @@ def allocate(
     high = np.array(bounds.high, float)
     low = np.concatenate(([bounds.low], np.full(len(high) - 1, -np.inf)))
     scale = np.maximum(1.0, np.abs(high))
-    constraints = [
-        # Half a unit of slack, as the solver computes in floating point and costs are whole numbers.
-        LinearConstraint(costs.T / scale[:, None], (low - 0.5) / scale, (high + 0.5) / scale),
-    ]
+    # Half a unit of slack, as the solver computes in floating point and costs are whole numbers.
+    constraints = [LinearConstraint(costs.T / scale[:, None], (low - 0.5) / scale, (high + 0.5) / scale)]
     parts = (FFN, Attention) if any(isinstance(one.option, Attention) for one in variables) else (FFN,)
     for layer in range(depth):
         for part in parts:
@@ -225,12 +225,6 @@ def _is_nothing(option: Option) -> bool:
     return option == FFN(stack=0) or (isinstance(option, Attention) and not option.heads)
 
 
-def _embeddings(space: Space, largest: bool) -> list[Embedding]:
-    """What the word embedding may be, or the largest of these."""
-    found = [part for part in space.options_of_parts(space.start_graphs)[0][-1] if isinstance(part, Embedding)]
-    return [max(found, key=lambda embedding: embedding.rank or space.base.width)] if largest else found
-
-
 def _variables(
     space: Space, losses: PredictedLosses, others: Cost, embeddings: Sequence[Embedding], whole_layers: bool
 ) -> tuple[list[_Variable], Cost]:
@@ -245,7 +239,10 @@ def _variables(
     variables: list[_Variable] = []
     fixed = np.array(others)
     for number in range(space.base.depth):
-        attentions, ffns = _whole_or_nothing(space) if whole_layers else _options(space, number)
+        attentions, ffns = _options(space, number)
+        if whole_layers:
+            attentions = [Attention(space.base.heads, min(space.genes["attention_experts"])), Attention(0)]
+            ffns = [FFN(space.graph), FFN(stack=0)]
         most = max(attentions, key=lambda attention: attention.heads)
         some = max(ffns, key=lambda ffn: ffn.stack)
         # What does not vary is left out, so that it does not cost the solver digits.
@@ -267,12 +264,6 @@ def _variables(
         cost = np.array(space.cost(embedding)) - np.array(space.cost(embeddings[0]))
         variables.append(_Variable(embedding, space.base.depth, losses.of_embedding(embedding), cost))
     return variables, tuple(int(cost) for cost in fixed)
-
-
-def _whole_or_nothing(space: Space) -> tuple[list[Attention], list[FFN]]:
-    """The attention and the FFN of the base model, and none."""
-    experts = min(space.genes["attention_experts"])
-    return [Attention(space.base.heads, experts), Attention(0)], [FFN(space.graph), FFN(stack=0)]
 
 
 def fewest_layers(space: Space, losses: PredictedLosses) -> Architecture | None:

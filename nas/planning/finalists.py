@@ -5,16 +5,17 @@ baseline.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import optuna
 from optuna.trial import FrozenTrial
 
-from distill.tasks.metrics import Metric, mean_paired_difference
+from distill.table import difference, plural
+from distill.tasks.metrics import Metric
 from nas.study import ledger
 from nas.study.attributes import ROWS, attribute, goals_of
-from nas.study.contributions import decode
+from nas.study.contributions import decode, lead_over
 from nas.study.description import formula
 
 # The origins of enqueued trials. Stored studies have these texts, by which a resumed search recognises the trials.
@@ -75,20 +76,11 @@ def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return list(first.values())
 
 
-class Valued(Protocol):
-    """A trial, or anything else with the values of two goals."""
-
-    @property
-    def values(self) -> Any:
-        """A score to be maximized and a cost to be minimized."""
-        ...
-
-
-V = TypeVar("V", bound=Valued)
+V = TypeVar("V", bound=Any)
 
 
 def front(ranked: Sequence[V]) -> list[V]:
-    """The Pareto front: the trials that no other one dominates."""
+    """The Pareto front: the trials, or whatever has `values`, a score and a cost, that no other one dominates."""
     return [
         trial
         for trial in ranked
@@ -122,6 +114,8 @@ def summary(ranked: list[FrozenTrial], confirmed: Confirmed, study: optuna.Study
         metric: the metric that is the score of the confirmations.
     """
     reference = reference_of(ranked, confirmed, study)
+    others = confirmed[attribute(reference, ledger.FUNCTION)] if reference else {}
+    origin, number = (reference.user_attrs[ledger.ORIGIN], reference.number) if reference else ("", None)
     rows = []
     for trial in ranked:
         of_seeds = confirmed[attribute(trial, ledger.FUNCTION)]
@@ -132,7 +126,7 @@ def summary(ranked: list[FrozenTrial], confirmed: Confirmed, study: optuna.Study
                 "confirmed_scores": fresh,
                 "confirmed_mean": mean(fresh) if fresh else None,
                 "confirmed_deviation": stdev(fresh) if len(fresh) > 1 else None,
-                "lead": lead(of_seeds, reference, confirmed, metric) if reference else None,
+                "lead": lead_over(of_seeds, others, lambda rows: metric, origin, number),
             }
         )
     # A finalist that failed with every fresh seed can win only if all of them did.
@@ -161,36 +155,6 @@ def reference_of(ranked: Sequence[FrozenTrial], confirmed: Confirmed, study: opt
     return max(candidates, key=confirmed_mean, default=None)
 
 
-def lead(
-    of_seeds: Mapping[int, Confirmation], reference: FrozenTrial, confirmed: Confirmed, metric: Metric
-) -> dict[str, Any] | None:
-    """The lead of a finalist over the reference: the mean over their common seeds of the difference on the same rows;
-    None if they have no seed in common of which the rows are known.
-
-    The standard error is that of the paired difference. With one seed it covers the choice of the rows of the search
-    split, with several also that of the seeds.
-
-    Args:
-        of_seeds: the confirmations of the finalist.
-    """
-    others = confirmed[attribute(reference, ledger.FUNCTION)]
-    pairs = {}
-    for seed, own in of_seeds.items():
-        other = others.get(seed)
-        if other is not None and own.rows is not None and other.rows is not None:
-            pairs[seed] = own.rows, other.rows
-    if not pairs:
-        return None
-    difference = mean_paired_difference(metric, list(pairs.values()))
-    return {
-        "over": reference.user_attrs[ledger.ORIGIN],
-        "over_trial": reference.number,
-        "value": difference.value,
-        "standard_error": difference.standard_error,
-        "seeds": list(pairs),
-    }
-
-
 def lead_line(winner: Mapping[str, Any]) -> str | None:
     """The lead of a stage's winner in one line; None if it is not known."""
     lead = winner["lead"]
@@ -199,8 +163,8 @@ def lead_line(winner: Mapping[str, Any]) -> str | None:
     over = shown(lead["over"])
     if lead["over_trial"] == winner["trial"]:
         return f"winner: the baseline {over.removeprefix('the ')}"
-    seeds = f"{len(lead['seeds'])} seed{'s' if len(lead['seeds']) > 1 else ''}"
-    return f"winner: {lead['value']:+.4f} ± {lead['standard_error']:.4f} over {over} (paired, {seeds})"
+    value = difference((lead["value"], lead["standard_error"]))
+    return f"winner: {value} over {over} (paired, {plural(len(lead['seeds']), 'seed')})"
 
 
 def row_of(trial: FrozenTrial) -> dict[str, Any]:

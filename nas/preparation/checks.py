@@ -108,11 +108,8 @@ def check_heads(config: StudyConfig, base: Base) -> None:
 
 def check_corpora(config: StudyConfig) -> None:
     """Raise ConfigError if a source of text does not exist."""
-    tables = {"corpus": config.corpus}
-    for name in ON_TEXT:
-        table = getattr(config, name)
-        tables[f"{name}.corpus"] = table.corpus if table is not None else None
-    for place, corpora in tables.items():
-        for source in corpora or ():
-            with reporting(place, TaskError):
+    tables = {"": config} | {f"{name}.": getattr(config, name) for name in ON_TEXT}
+    for place, table in tables.items():
+        for source in (table and table.corpus) or ():
+            with reporting(f"{place}corpus", TaskError):
                 check_source(source)

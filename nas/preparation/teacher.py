@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from distill.training.checkpoint import Checkpoint
 from distill.training.evaluation import EvalSet
 from distill.training.kept_teacher import check_kept
@@ -28,13 +26,32 @@ def data_entry(context: PreparationContext) -> Entry:
 
 def teacher_entry(context: PreparationContext) -> Entry:
     """The teacher that is fine-tuned on the task. Making it raises ConfigError if the fine-tuning diverges."""
-    return Entry(
-        "fine-tuned teacher",
-        context.teacher,
-        lambda folder, state: _make_teacher(context, TaskFolders(context.data, folder), folder, state),
-        (Work("teacher: fine-tuning", teacher_of(context.config), context.config.finetune, TRAINING),),
-        is_training=True,
-    )
+    config = context.config
+
+    def make(folder: Path, state: Path) -> None:
+        folders = TaskFolders(context.data, folder)
+        task, rows = folders.task, portion(folders.rows("train"), config.finetune.fraction, config.seed)
+        recipe = config.finetune.build(len(rows))
+        search = EvalSet(task, folders.split("search"), folders.rows("search"), context.tokenizer.pad_token_id)
+        with refusing_divergence("finetune"):
+            model = finetune(
+                config.teacher,
+                task.labels,
+                context.recipe_batches(rows, recipe, config.seed),
+                recipe,
+                accelerator=context.accelerator,
+                score=lambda model: search.score(model, context.accelerator).value,  # for early stopping
+                task_type=task.task_type,
+                seed=config.seed,
+                after_step=lambda step, loss: context.on_progress("teacher: fine-tuning", step / recipe.steps),
+                checkpoint=Checkpoint(state / "fine-tuning.pt"),
+            )
+        if config.finetune.steps == 0:
+            check_kept(config.teacher, model, search, context.accelerator)
+        save_pretrained(folder, model, context.tokenizer)
+
+    work = Work("teacher: fine-tuning", teacher_of(config), config.finetune, TRAINING)
+    return Entry("fine-tuned teacher", context.teacher, make, (work,), is_training=True)
 
 
 def prepare_task(context: PreparationContext) -> TaskFolders:
@@ -65,33 +82,3 @@ def dev_set(context: PreparationContext) -> EvalSet:
     """
     folders = TaskFolders(prepare_data(context), context.teacher)
     return EvalSet(folders.task, folders.split("dev"), folders.rows("dev"), context.tokenizer.pad_token_id)
-
-
-def _make_teacher(context: PreparationContext, folders: TaskFolders, folder: Path, state: Path) -> None:
-    """Fine-tune the teacher on the task and save it with its tokenizer."""
-    config, task = context.config, folders.task
-    rows = portion(folders.rows("train"), config.finetune.fraction, config.seed)
-    recipe = config.finetune.build(len(rows))
-
-    search = EvalSet(task, folders.split("search"), folders.rows("search"), context.tokenizer.pad_token_id)
-
-    def score(model: PreTrainedModel) -> float:
-        """The task's first metric on the search split, for early stopping."""
-        return search.score(model, context.accelerator).value
-
-    with refusing_divergence("finetune"):
-        model = finetune(
-            config.teacher,
-            task.labels,
-            context.recipe_batches(rows, recipe, config.seed),
-            recipe,
-            accelerator=context.accelerator,
-            score=score,
-            task_type=task.task_type,
-            seed=config.seed,
-            after_step=lambda step, loss: context.on_progress("teacher: fine-tuning", step / recipe.steps),
-            checkpoint=Checkpoint(state / "fine-tuning.pt"),
-        )
-    if config.finetune.steps == 0:
-        check_kept(config.teacher, model, search, context.accelerator)
-    save_pretrained(folder, model, context.tokenizer)

@@ -57,11 +57,8 @@ def text_folder(context: PreparationContext, corpora: tuple[str, ...] | None) ->
 
 def _make_text(context: PreparationContext, corpora: tuple[str, ...] | None, folder: Path, state: Path) -> None:
     context.on_progress("text without labels", None)
-    paragraphs: Iterator[str]
-    if corpora is None:
-        paragraphs = iter(embedded.text_corpus(context.corpus()))
-    else:
-        paragraphs = chain.from_iterable(read_paragraphs(source) for source in corpora)
+    own = embedded.text_corpus(context.corpus()) if corpora is None else ()
+    paragraphs = chain(own, *map(read_paragraphs, corpora or ()))
     config = context.config
     try:
         save_text(paragraphs, context.tokenizer, config.max_length, folder, config.pack_text)

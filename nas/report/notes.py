@@ -115,11 +115,6 @@ def _baselines(trials: Sequence[FrozenTrial], goal: str) -> Table:
     return Table((Column("baseline", is_text=True), Column(goal), Column("parameters", count)), rows)
 
 
-def _is_baseline(trial: FrozenTrial) -> bool:
-    """Whether this is a trial that has ended, and whose architecture was enqueued, not proposed by a sampler."""
-    return trial.state.is_finished() and ORIGIN in trial.user_attrs and attribute(trial, CHOICES) is None
-
-
 def add_note(study: optuna.Study, number: int, references: Sequence[FrozenTrial] = ()) -> None:
     """Store the note of a trial that has ended where the dashboard looks for it.
 
@@ -130,7 +125,9 @@ def add_note(study: optuna.Study, number: int, references: Sequence[FrozenTrial]
     """
     trials = study.get_trials(deepcopy=False)
     trial = trials[number]
-    baselines = [one for one in trials if one is not trial and _is_baseline(one) and DUPLICATE_OF not in one.user_attrs]
+    # Trials that have ended, whose architectures were enqueued and not proposed by a sampler.
+    ended = [one for one in trials if one.state.is_finished() and ORIGIN in one.user_attrs and one is not trial]
+    baselines = [one for one in ended if attribute(one, CHOICES) is None and DUPLICATE_OF not in one.user_attrs]
     text = note(trial, ledger.architecture_of(trial), [*references, *baselines], study)
     storage, study_id, own = storage_of(study), id_of(study), trial_id(study, number)
     for place, first in enumerate(range(0, len(text), PART_LENGTH)):

@@ -68,14 +68,10 @@ def spectra(folder: Path) -> list[Spectrum]:
                 weight = weights.get_tensor(name).float().numpy()
                 if not np.isfinite(weight).all():
                     raise ConfigError(f"{file}: {name} is not finite")
-                experts = [(None, weight)] if weight.ndim == 2 else enumerate(weight, start=1)
-                result += [_spectrum(layer, block, expert, own) for expert, own in experts]
+                for expert, own in [(None, weight)] if weight.ndim == 2 else enumerate(weight, start=1):
+                    values = np.linalg.svd(own, compute_uv=False)
+                    values /= max(values[0], np.finfo(values.dtype).tiny)
+                    result.append(Spectrum(layer, block, expert, values, (own.shape[0], own.shape[1])))
     if not result:
         raise ConfigError(f"{file} has no FFN")
     return sorted(result, key=lambda one: (one.layer, one.block, one.expert or 0))
-
-
-def _spectrum(layer: int, block: int, expert: int | None, weight: np.ndarray) -> Spectrum:
-    values = np.linalg.svd(weight, compute_uv=False)
-    rows, columns = weight.shape
-    return Spectrum(layer, block, expert, values / max(values[0], np.finfo(values.dtype).tiny), (rows, columns))

@@ -1,12 +1,13 @@
 """Whether searching paid off, in a sentence: the winner of a study against its baselines."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from distill.table import difference, plural, with_error
 from nas.planning.finalists import WINNER, WINNER_WITH_BASE_GRAPHS, shown
 from nas.report.study import FIXED_BASELINES, Stage, Study
-from nas.study.contributions import paired_lead
+from nas.study.contributions import lead_over, metric_of_rows
 
 # A difference of at most this many standard errors is no evidence.
 CLEAR = 2.0
@@ -55,22 +56,8 @@ def overall_lead(study: Study) -> dict[str, Any] | None:
         return None
     if best.function == winner.function:
         return {"over": best.origin, "over_trial": winner.number}
-    own, other = study.confirmed.get(winner.function, {}), study.confirmed[best.function]
-    pairs = {
-        seed: (mine, others)
-        for seed in own.keys() & other.keys()
-        if (mine := own[seed].rows) is not None and (others := other[seed].rows) is not None
-    }
-    if not pairs:
-        return None
-    lead = paired_lead(study.config, list(pairs.values()))
-    return {
-        "over": best.origin,
-        "over_trial": None,
-        "value": lead.value,
-        "standard_error": lead.standard_error,
-        "seeds": list(pairs),
-    }
+    own, others = study.confirmed.get(winner.function, {}), study.confirmed[best.function]
+    return lead_over(own, others, partial(metric_of_rows, study.config), best.origin, None)
 
 
 def _sentence(lead: Mapping[str, Any] | None, winner: int, what: str) -> str:

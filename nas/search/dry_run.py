@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from distill.table import Column, Table, count
 from distill.tasks.corpora import corpus_file
 from distill.tasks.readers import embedded
 from distill.training.progress import clock
@@ -184,18 +183,20 @@ def show_baselines(
     if config.keep is not None:
         console.print("baselines: those of the budget that the search finds")
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 1))
-    extra = [limit.name for limit in space.limits if limit.name != "macs"]
-    for column in ("baseline", "parameters", "MACs", *extra, "within the budget"):
-        table.add_column(column, justify="left" if column == "baseline" else "right", no_wrap=True)
-    for architecture, origin, _ in baselines:
-        costs = [
-            f"{cost.params(architecture, space.num_labels, space.head):,}",
-            f"{cost.macs(architecture, num_labels=space.num_labels, head=space.head):,}",
-            *(COSTS[limit.name](limit.total(architecture)) for limit in space.limits if limit.name in extra),
-        ]
-        table.add_row(origin, *costs, "yes" if space.within_budget(architecture) else "no")
-    console.print(table)
+    extra = [limit for limit in space.limits if limit.name != "macs"]
+    columns = [Column("baseline", is_text=True), Column("parameters", count), Column("MACs", count)]
+    columns += [*(Column(limit.name, COSTS[limit.name]) for limit in extra), Column("within the budget")]
+    rows = [
+        (
+            origin,
+            cost.params(architecture, space.num_labels, space.head),
+            cost.macs(architecture, num_labels=space.num_labels, head=space.head),
+            *(limit.total(architecture) for limit in extra),
+            "yes" if space.within_budget(architecture) else "no",
+        )
+        for architecture, origin, _ in baselines
+    ]
+    Table(columns, rows).print(console)
     if not has(workspace):
         others = [] if space.start is not None else [GLOBAL]
         layers_vary = 0 in space.genes["heads"] and 0 in space.genes["stack"]
@@ -243,8 +244,8 @@ def show_time(
     parts = Estimator(config, sizes, speed, student).parts(needed, search.stages, measured)
     console.print(f"time, with {workers} worker{'s' if workers > 1 else ''}:")
     for part in parts:
-        count = f"{part.count} trials" if part.what.startswith("stage ") else f"up to {part.count} trainings"
-        each = f"  ({count}, {part.seconds:.1f} s each)" if part.count > 1 else ""
+        trials = f"{part.count} trials" if part.what.startswith("stage ") else f"up to {part.count} trainings"
+        each = f"  ({trials}, {part.seconds:.1f} s each)" if part.count > 1 else ""
         console.print(f"  {part.what:<36} {clock(part.total):>7}{each}")
     console.print(f"  {'in all about':<36} {clock(sum(part.total for part in parts)):>7}")
     counted = f"sentences have {sizes.tokens} tokens on average"

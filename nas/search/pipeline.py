@@ -38,7 +38,7 @@ from nas.study.folder import Folder
 from nas.study.names import CONFIRMATION, REFERENCE, prefix_of
 from nas.study.storage import reporting_failures
 from nas.workers.cluster import check_cluster, ray_session
-from nas.workers.runner import evaluate_keeping_rows, run
+from nas.workers.runner import evaluate_trial, run
 from search_spaces.architecture import Architecture
 from search_spaces.cost import embedding_params, head_params, layer_params
 from search_spaces.equivalence import function_key
@@ -253,7 +253,7 @@ class Search:
         # What is confirmed may differ in graphs and in sizes.
         if ledger.enqueue_missing(study, space, enqueued, vary=frozenset({GRAPHS, SIZES})):
             self.progress.say(f"training {len(wanted)} architectures with {len(seeds)} fresh seeds each")
-        self._run(part, study, space, self.workspace, evaluate=evaluate_keeping_rows)
+        self._run(part, study, space, self.workspace, evaluate=partial(evaluate_trial, keep_rows=True))
         add_missing_notes(study)
         return confirmations(study, [function_key(architecture) for architecture, _ in wanted], seeds)
 

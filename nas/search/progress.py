@@ -123,7 +123,8 @@ class Progress(progress.Progress):
 
     def started(self, study: optuna.Study, number: int) -> None:
         assert self.running is not None
-        self.running.trials[number] = origin_of(study, number), time.monotonic()
+        origin = study.get_trials(deepcopy=False)[number].user_attrs.get(ledger.ORIGIN, "")
+        self.running.trials[number] = origin, time.monotonic()
 
     def ended(self, study: optuna.Study, number: int) -> None:
         """Print the result of a trial that has just ended, the best score so far and the remaining time."""
@@ -136,7 +137,8 @@ class Progress(progress.Progress):
         running.done, running.best = done, best_of(study)
         if running.pace is not None:
             self._measured(running.part, running.pace, 1)
-        origin, result = origin_of(study, number), result_of(study.get_trials(deepcopy=False)[number], study)
+        trial = study.get_trials(deepcopy=False)[number]
+        origin, result = trial.user_attrs.get(ledger.ORIGIN, ""), result_of(trial, study)
         left = f", {clock(running.left)} left" if running.left is not None else ""
         in_all = self.left()
         if left and in_all is not None and self._rest():
@@ -164,8 +166,9 @@ class Progress(progress.Progress):
         current = running.left if running is not None else self.left_of_piece()
         ratios = dict(self.ratios)
         what = self.what
-        if running is None and current is not None and what is not None and (seconds := self._estimated(what)):
-            ratios[kind(what)] = (time.monotonic() - self.since + current) / seconds
+        estimated = sum(part.total for part in self.parts if part.what == what)
+        if running is None and current is not None and what is not None and estimated:
+            ratios[kind(what)] = (time.monotonic() - self.since + current) / estimated
         if current is None or not ratios:
             return None
         # A part of a kind that has not been measured yet is estimated as well as those so far usually were.
@@ -181,9 +184,6 @@ class Progress(progress.Progress):
         later = range(self.position + 1, len(self.parts))
         self.position = next((number for number in later if self.parts[number].what == what), self.position)
 
-    def _estimated(self, what: str) -> float:
-        return sum(part.total for part in self.parts if part.what == what)
-
     def _measured(self, what: str, seconds: float, trials: int | None = None) -> None:
         """Compare what a part has taken with its estimate.
 
@@ -198,11 +198,6 @@ class Progress(progress.Progress):
 def kind(what: str) -> str:
     """Parts of the same kind are estimated equally well: all those that train architectures with fresh seeds."""
     return "confirmation" if what.startswith(("confirmation", BUDGET)) else what
-
-
-def origin_of(study: optuna.Study, number: int) -> str:
-    origin: str = study.get_trials(deepcopy=False)[number].user_attrs.get(ledger.ORIGIN, "")
-    return origin
 
 
 def best_of(study: optuna.Study) -> str:

@@ -3,19 +3,20 @@
 import base64
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from distill.tasks.metrics import Metric, Score, mean_paired_difference
+from distill.tasks.metrics import MEAN, Metric, Score, mean_paired_difference
 from nas.config.schema import StudyConfig
 
+# Seed -> a result with the contributions of its `rows`, or None.
+BySeed = Mapping[int, Any]
 BITS, FLOATS = "bits", "float32"
 # Entities are counted as found and right, found, and real; words as right and all.
 ENTITY_COLUMNS = 3
-# A metric that is the mean of its contributions, whatever they are.
-MEAN = Metric(rows=lambda predictions, references, labels: np.asarray(predictions, np.float64))
 
 
 def encode(rows: np.ndarray) -> dict[str, Any]:
@@ -61,6 +62,26 @@ def metric_of_rows(config: StudyConfig, rows: np.ndarray) -> Metric:
     if config.task in glue.TASKS:
         return glue.TASKS[config.task].task.score_metric
     return TASK_TYPES[TOKEN_CLASSIFICATION].metrics["f1" if rows.shape[1] == ENTITY_COLUMNS else "accuracy"]
+
+
+def lead_over(
+    own: BySeed, others: BySeed, metric: Callable[[np.ndarray], Metric], over: str, trial: int | None
+) -> dict[str, Any] | None:
+    """The lead of a model over another: the mean, over their common seeds, of the difference on the same rows; None if
+    they have no seed in common of which the rows are known.
+
+    Args:
+        own, others: the results of the two models.
+        metric: contributions -> the metric of which they are.
+        over, trial: the origin and the number of the other model.
+    """
+    pairs = {seed: (one.rows, others[seed].rows) for seed, one in own.items() if seed in others}
+    pairs = {seed: pair for seed, pair in pairs.items() if pair[0] is not None and pair[1] is not None}
+    if not pairs:
+        return None
+    rows = list(pairs.values())
+    lead = mean_paired_difference(metric(rows[0][0]), rows)
+    return {"over": over, "over_trial": trial, **asdict(lead), "seeds": list(pairs)}
 
 
 def paired_lead(config: StudyConfig, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:

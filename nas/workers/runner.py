@@ -122,8 +122,8 @@ def evaluate_trial(
     config: dict[str, Any], workspace: AnyWorkspace, device: str, rungs: tuple[Fraction, ...], keep_rows: bool = False
 ) -> None:
     """Run one trial in a worker: report `{"step", "score", "seconds"}` for every intermediate value, and at the end the
-    final score with its attributes, with `keep_rows` among them the contributions of the rows. Seconds are those since
-    the trial began.
+    final score with its attributes, with `keep_rows`, for trials that are compared on the same rows, among them the
+    contributions of the rows. Seconds are those since the trial began.
 
     If the candidate diverges or does not fit into memory, that is a finding about the candidate and reported as
     `failure`. Any other error is raised, and `Recorder` fails the trial. After `trial_timeout` seconds the worker
@@ -166,13 +166,6 @@ def _evaluate_trial(
         tune.report({ledger.FAILURE: f"out of memory: {error}"})
     else:
         tune.report({"final": score.value, "attributes": attributes_of(score, keep_rows), "seconds": seconds()})
-
-
-def evaluate_keeping_rows(
-    config: dict[str, Any], workspace: AnyWorkspace, device: str, rungs: tuple[Fraction, ...]
-) -> None:
-    """As `evaluate_trial`, for trials that are compared with each other on the same rows."""
-    evaluate_trial(config, workspace, device, rungs, keep_rows=True)
 
 
 @lru_cache(maxsize=1)

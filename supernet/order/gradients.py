@@ -19,13 +19,16 @@ Key = TypeVar("Key", bound=Hashable)
 def gradients(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, places: Mapping[Key, tuple[nn.Module, str]]
 ) -> Iterator[tuple[Batch, dict[Key, tuple[Tensor, Tensor | None]]]]:
-    """For every batch, on the model's device, the values at these places and the gradients of the loss with respect to
-    them, in the order of computation. A gradient is None where the loss does not depend on the value.
+    """Yields each batch, on the model's device, with the values at these places, in the order of computation, and the
+    gradients of the loss with respect to them; None where the loss does not depend on the value.
 
     The model runs in eval mode, with one backward pass per batch.
 
     Args:
         places: key -> a module, and `INPUT` for its first input or `OUTPUT` for its output.
+
+    Yields:
+        The batch, and key -> (value, gradient).
     """
     values: dict[Key, Tensor] = {}
 

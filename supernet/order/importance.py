@@ -20,20 +20,18 @@ from supernet.order.gradients import INPUT, OUTPUT, Loss, gradients
 def neuron_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> list[list[Tensor]]:
     """The importance of every inner channel (a neuron in MoEBERT, equation 4).
 
-    The score of channel j is the sum over samples of |W1_j . dL/dW1_j + W2_j . dL/dW2_j|, where W1_j and W2_j are the
-    weights of `expand` and `project` that belong to it and L is the loss of the sample. With `pre` the output of expand
-    and `h` the input of project, both (tokens, inner), the two products are sum_t (pre_tj - b1_j) dL/dpre_tj and sum_t
-    h_tj dL/dh_tj, so activations and their gradients suffice. If the graph has a gate, the channel's weights in the
-    gate add a third product of the same form as the first. Use training data: measuring the importance on the data of a
-    reported score would leak information.
+    The score of channel j is the sum over samples of |W1_j . dL/dW1_j + W2_j . dL/dW2_j|, where W1_j and W2_j are its
+    weights in `expand` and `project` and L is the loss of the sample. With the output p of expand and the input h of
+    project, both (tokens, inner), the two products are sum_t (p_tj - b1_j) dL/dp_tj and sum_t h_tj dL/dh_tj, so
+    activations and their gradients suffice. A gate adds a third product, of the same form as the first.
 
     Args:
-        model: a model whose layers consist of `FFNBlock`s.
-        batches: batches of tensors (B, ...).
+        model: a model whose layers consist of `FFNBlock`s, with graphs in which project reads as many channels as
+            expand computes.
+        batches: batches of tensors (B, ...) of training data; those of a reported score would leak into it.
 
     Returns:
-        `[layer][block]` -> (inner,) float64. Requires graphs in which the input of project is as wide as the output of
-        expand.
+        `[layer][block]` -> (inner,) float64.
     """
     scores = _OfNeurons(model)
     _add_up(model, batches, loss, scores)
@@ -41,18 +39,19 @@ def neuron_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Lo
 
 
 def mask_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss) -> tuple[list[Tensor], list[Tensor]]:
-    """By how much, to first order, the loss changes without each attention head and without each inner channel of an
-    FFN (Michel et al., 2019).
+    """By how much, to first order, the loss changes without each attention head and each inner channel of an FFN
+    (Michel et al., 2019).
 
-    The score of a head or channel is the sum over samples of |dL/dm|, where m = 1 multiplies its output and L is the
-    loss of the sample: |sum_t,c a_tc dL/da_tc| over tokens t and the channels c of a head, or over t for the one
-    channel a that is an input of project. Use training data, as for `neuron_importance`.
+    The score of a head or channel is the sum over samples of |dL/dm|, where m = 1 multiplies its output a (tokens,
+    channels) and L is the loss of the sample: |sum_tc a_tc dL/da_tc| over all tokens and the channels of a head, or the
+    one input channel of project.
 
     Args:
         model: a model whose layers consist of one `FFNBlock` each, with all heads.
+        batches: as for `neuron_importance`.
 
     Returns:
-        Of every layer the scores of its heads (heads,) and of its channels (inner,), float64.
+        The scores of heads, `[layer]` -> (heads,), and of channels, `[layer]` -> (inner,), float64.
     """
     of_heads, of_channels = _OfMasks(model, HEADS), _OfMasks(model, CHANNELS)
     _add_up(model, batches, loss, of_heads, of_channels)
@@ -62,7 +61,7 @@ def mask_importance(model: PreTrainedModel, batches: Iterable[Batch], loss: Loss
 def channel_and_head_importance(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Loss
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """`neuron_importance`, and the scores of heads of `mask_importance`, from one pass over the rows."""
+    """`neuron_importance`, and `mask_importance` of the heads, from one pass over the rows."""
     neurons, heads = _OfNeurons(model), _OfMasks(model, HEADS)
     _add_up(model, batches, loss, neurons, heads)
     return neurons.of_blocks, heads.of_layers
@@ -173,13 +172,13 @@ def channels_of_heads(heads: Tensor, size: int) -> Tensor:
 
 
 def allocate_by_importance(importance: list[Tensor], total: int, least: int = 1) -> list[int]:
-    """Global importance allocation: the number of inner channels that each layer keeps if the highest-scoring channels
-    of the whole network are kept. Also that of attention heads.
+    """The number of inner channels, or of attention heads, that each layer keeps if those with the highest scores in
+    the whole network are kept.
 
     Args:
-        importance: for each layer the scores of its channels (inner,).
-        total: number of channels to keep in all layers together.
-        least: minimum number of channels that every layer keeps.
+        importance: `[layer]` -> the scores of its channels (inner,).
+        total: the number of channels to keep in all layers together.
+        least: the smallest number for a layer.
 
     Raises:
         ValueError: `total` is less than `least` per layer or more than all channels, or a layer has fewer than `least`.
@@ -204,6 +203,6 @@ def allocate_by_importance(importance: list[Tensor], total: int, least: int = 1)
 
 
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss with a task's labels, summed over the predictions of a batch (training uses the mean)."""
+    """The loss with a task's labels, summed over the predictions of a batch where training takes the mean."""
     outputs = run(model, batch, frozenset({LOGITS}))
     return get_task_type(outputs.task_type).loss(outputs.logits, batch, "sum")

@@ -30,9 +30,9 @@ class OrderInputs:
     Attributes:
         model: a dense supernet.
         batches: batches of training rows.
-        loss: the loss with labels or, if the supernet learned from text, that of its objective.
-        sampled_loss: the loss whose gradients give the Fisher information, see `supernet.order.moments.sampled_loss`.
-        seed: seed of the random order.
+        loss: that of the labels or, if the supernet learned from text, of its objective.
+        sampled_loss: `supernet.order.moments.sampled_loss`, whose gradients give the Fisher information.
+        seed: of the random order.
     """
 
     model: PreTrainedModel
@@ -48,28 +48,28 @@ class OrderInputs:
 
     @cached_property
     def moments(self) -> ModelMoments:
-        """With the sampled loss."""
+        """The moments of all linear layers that read channels or heads, with the sampled loss."""
         return ModelMoments(self.model, self.batches, self.sampled_loss)
 
     @cached_property
     def importances(self) -> tuple[Scores, HeadScores]:
-        """Of channels (MoEBERT, equation 4) and of heads (Michel et al., 2019)."""
+        """The importance of channels (MoEBERT, equation 4) and of heads (Michel et al., 2019)."""
         return channel_and_head_importance(self.model, self.batches, self.loss)
 
 
 @dataclass(frozen=True)
 class Order:
-    """How channels and heads are ordered: functions that give them scores."""
+    """The functions that score channels and heads."""
 
     channels: Callable[[OrderInputs], Scores]
     heads: Callable[[OrderInputs], HeadScores]
 
 
 def by_reconstruction(inputs: OrderInputs) -> Scores:
-    """Forward selection of what reconstructs the block's output, see `supernet.order.reconstruction`."""
-    of_blocks = iter([of_block for of_layer in inputs.moments.blocks() for of_block in of_layer])
-    return _block_by_block(
-        inputs, lambda block: _descending(forward_selection(next(of_blocks), block.project.weight.detach().cpu()))
+    """Forward selection of the channels that reconstruct the block's output, `supernet.order.reconstruction`."""
+    moments = iter(of_block for of_layer in inputs.moments.blocks() for of_block in of_layer)
+    return _of_blocks(
+        inputs, lambda block: _descending(forward_selection(next(moments), block.project.weight.detach().cpu()))
     )
 
 
@@ -85,14 +85,14 @@ def heads_by_reconstruction(inputs: OrderInputs) -> HeadScores:
 
 
 def by_magnitude(inputs: OrderInputs) -> Scores:
-    """The norm of a channel's weights in `expand` times that of its weights in `project`."""
-    return _block_by_block(
+    """The norm of a channel's weights in `expand` times the norm of its weights in `project`."""
+    return _of_blocks(
         inputs, lambda block: (block.expand.weight.norm(dim=1) * block.project.weight.norm(dim=0)).detach().cpu()
     )
 
 
 def heads_by_magnitude(inputs: OrderInputs) -> HeadScores:
-    """The norm of a head's weights in the value projection times that of its weights in the output projection."""
+    """The norm of a head's weights in the value projection times the norm of those in the output projection."""
     family = family_of(inputs.model)
     scores = []
     for layer in encoder_layers(inputs.model):
@@ -105,7 +105,7 @@ def heads_by_magnitude(inputs: OrderInputs) -> HeadScores:
 def at_random(inputs: OrderInputs) -> Scores:
     """A random order, for comparison."""
     generator = torch.Generator().manual_seed(inputs.seed)
-    return _block_by_block(inputs, lambda block: torch.rand(block.expand.out_features, generator=generator))
+    return _of_blocks(inputs, lambda block: torch.rand(block.expand.out_features, generator=generator))
 
 
 def heads_at_random(inputs: OrderInputs) -> HeadScores:
@@ -114,8 +114,8 @@ def heads_at_random(inputs: OrderInputs) -> HeadScores:
     return [torch.rand(inputs.heads, generator=generator) for _ in encoder_layers(inputs.model)]
 
 
-def _block_by_block(inputs: OrderInputs, score: Callable[[Any], Tensor]) -> Scores:
-    """What a function of an `FFNBlock` says of every block, in order."""
+def _of_blocks(inputs: OrderInputs, score: Callable[[Any], Tensor]) -> Scores:
+    """The scores that a function gives the channels of each block, called in the order of the blocks."""
     return [[score(block) for block in layer.ffn] for layer in encoder_layers(inputs.model)]
 
 
@@ -133,7 +133,7 @@ ORDERS: dict[str, Order] = {
     "random": Order(at_random, heads_at_random),
     # The order in which the warm-up has left them, as EfficientBERT slices them.
     "unsorted": Order(
-        lambda inputs: _block_by_block(inputs, lambda block: _descending(torch.arange(block.expand.out_features))),
+        lambda inputs: _of_blocks(inputs, lambda block: _descending(torch.arange(block.expand.out_features))),
         lambda inputs: [_descending(torch.arange(inputs.heads)) for _ in encoder_layers(inputs.model)],
     ),
 }

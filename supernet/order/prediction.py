@@ -1,12 +1,11 @@
-"""Predicts, in closed form, by how much a narrower layer or another activation raises the loss (its "predicted loss"):
-no candidate is built or trained.
+"""Predicts by how much a narrower layer or another activation raises the loss (its "predicted loss") in closed form, so
+that no candidate is built or trained.
 
-A layer computes y = W h + b from the channels h = op(expand(x)), with a gate h = op(expand(x)) gate(x). With its first
-k channels, or with another activation, and with W and b refitted, it computes the linear regression of y on these
-channels. The error of the regression in the metric of the Fisher information of y is twice the increase in loss, to
-second order (`supernet.order.moments`). Without an FFN, y is approximated channel by channel, y_d ≈ a_d x_d + b_d, by
-refitting the weight and bias of the LayerNorm before it; in families whose LayerNorms come first, by its mean
-alone.
+A layer computes y = W h + b from the channels h = op(expand(x)), or with a gate h = op(expand(x)) gate(x). With only
+its first k channels, or another activation, and with W and b refitted, it computes the linear regression of y on these
+channels. Half the error of the regression, in the metric of the Fisher information of y, is the increase in loss to
+second order (`supernet.order.moments`). A layer without an FFN approximates y channel by channel, y_d ≈ a_d x_d + b_d,
+which refits the LayerNorm before it; in families whose LayerNorms come first, by the mean of y.
 
 Attention heads are predicted alike: y is then the output of the attention, and h are the outputs of the heads.
 
@@ -44,9 +43,8 @@ def predicted_losses(
     operations: Sequence[str],
     limit: int,
 ) -> dict[str, list[Tensor]]:
-    """By how much the loss rises if the lowest block of a layer keeps only its leading channels, for each activation.
-
-    All other layers are complete. Summing over layers ignores how their errors interact.
+    """By how much the loss rises if the lowest block of one layer keeps only its leading channels, for each activation.
+    A sum over layers ignores how their errors interact.
 
     Args:
         model: a dense supernet whose graphs end with `project`, with its channels in order.
@@ -85,8 +83,8 @@ def predicted_losses(
 def predicted_losses_of_heads(
     model: PreTrainedModel, batches: Sequence[Batch], matrices: FisherMatrices
 ) -> list[Tensor]:
-    """By how much the loss rises if the attention of a layer keeps only its leading heads: of each layer (heads + 1,),
-    in the nats per token of `predicted_losses`; entry k is for k heads.
+    """By how much the loss rises if the attention of one layer keeps only its leading heads: `[layer]` -> (heads + 1,),
+    nats per token as for `predicted_losses`; entry k is for k heads.
 
     Args:
         model: a dense supernet with its heads in order.
@@ -113,7 +111,7 @@ def predicted_losses_of_heads(
 def predicted_losses_of_ranks(
     model: PreTrainedModel, batches: Iterable[Batch], loss: Loss, frequencies: Tensor
 ) -> Tensor:
-    """By how much the loss rises if the word embedding has rank r, for r = 0 ... D: (D + 1,), in the nats per token of
+    """By how much the loss rises if the word embedding has rank r, for r = 0 ... D: (D + 1,), nats per token as for
     `predicted_losses`. No weights are refitted to compensate for it.
 
     Args:

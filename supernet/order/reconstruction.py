@@ -1,12 +1,11 @@
-"""Orders channels and attention heads by forward selection: each next one reduces most the error of reconstructing the
+"""Orders channels and attention heads by forward selection: each next one most reduces the error of reconstructing the
 output of the linear layer that reads them.
 
 A block computes y = W h + b from the channels h (E,) of the input of `project`. If only the channels S are kept and W
-and b are refitted, the remaining error of y is W_R (h_R - L[h_R | h_S]), where R are the other channels and
-L[. | .] is the best linear predictor. Its size in the metric F of the output is tr(G C_S), with G = W' F W and C_S the
-covariance of h after regression on h_S. Every step of the selection keeps the channel that reduces it most, so any
-leading slice of the order is a selection itself. Heads are selected alike, all channels of a head at once; the linear
-layer is then the attention's output projection.
+and b are refitted, the error of y is W_R (h_R - L[h_R | h_S]), where R are the other channels and L[. | .] is the best
+linear predictor. Its size in the metric F of the output is tr(G C_S), with G = W' F W and C_S the covariance of h after
+regression on h_S. Every step adds the channel that reduces it most. Heads are selected alike, with all channels of a
+head at once; the linear layer is then the attention's output projection.
 """
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from supernet.order.moments import Moments
 
-# After this many steps the covariance is updated with one matrix product.
+# The covariance is updated after so many steps, with one matrix product.
 _PANEL = 64
 # A channel has nothing new if regression on the selected ones leaves less than this fraction of its variance.
 _NEGLIGIBLE = 1e-9

@@ -233,12 +233,12 @@ HALF = (Fraction(1, 2),)
         ),
         (((1,), HALF, 10**8, 10**9), "lower min_params, or allow larger expansions, larger stacks or more experts"),
         (((1, 4), HALF, 13_600_000, 13_600_001), "no size in between fits; lower min_params or raise max_params"),
-        (((1,), HALF, 3, 2), "min_params 3 is above max_params 2"),
+        (((1,), HALF, 3, 2), "min_params = 3 must be at most max_params = 2"),
         (((), HALF, 1, 10**9), "stacks: must be one or more distinct values, not ()"),
         (((1, 1), HALF, 1, 10**9), "stacks: must be one or more distinct values"),
         (((1,), (), 1, 10**9), "expansions: must be one or more distinct values"),
         (((-1,), HALF, 1, 10**9), "stacks and expansions: stack: must be from 0 to 16, not -1"),
-        (((0,), HALF, 1, 10**9), "stacks: a supernet has blocks, so at least one stack must be above 0 (0: no FFN)"),
+        (((0,), HALF, 1, 10**9), "stacks: at least one must be above 0, a layer without an FFN"),
         (((0, 1, 0), HALF, 1, 10**9), "stacks: must be one or more distinct values"),
         (((1,), (Fraction(3, 2),), 1, 10**9), "expansion: must be above 0 and at most 1, not 3/2"),
         (((1,), (Fraction(1, 541),), 1, 10**9), "1/541 of the inner width 540 leaves no channel"),
@@ -259,7 +259,7 @@ def test_the_base_graph_is_in_the_space() -> None:
         Space(BASE, {}, 1, 10**9, graph=FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))"))
 
 
-MOST = "at 1/4, 5 experts that share 0 of 48 channels have at most 0 + (48 - 0) // 5 = 9 channels each, not 12"
+MOST = "with 1/4, 5 experts that share 0 of 48 channels have at most 0 + (48 - 0) // 5 = 9 channels each, not 12"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ MOST = "at 1/4, 5 experts that share 0 of 48 channels have at most 0 + (48 - 0) 
         ((DENSE, Experts()), "experts: must be one or more distinct values"),
         (
             (Experts(5), Experts(6)),
-            f"expansions and experts: no combination is possible; {MOST}; lower the expansion, or share",
+            f"expansions and experts: no combination is valid; {MOST}; lower the expansion, or share",
         ),
     ],
 )
@@ -361,7 +361,7 @@ def test_limits_hold_and_say_what_is_wrong() -> None:
     totals = [limit.total(space.sample(random.Random(seed))) for seed in range(100)]
     assert max(totals) <= limit.maximum
     assert len(set(totals)) > 3
-    with pytest.raises(SpaceError, match=r"keeps to macs 5: the smallest in this space is .*; raise max_macs"):
+    with pytest.raises(SpaceError, match=r"max_macs = 5: no architecture in this space has less than .*; raise it"):
         replace(space, limits=(replace(limit, maximum=5),))
 
 

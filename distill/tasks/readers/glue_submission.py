@@ -13,17 +13,9 @@ from distill.tasks.types import REGRESSION
 from foundation.files import write_text
 
 # Task -> the name of its file in a submission, the official file of its test split, and that split on the hub.
-SUBMISSIONS = {
-    "cola": ("CoLA.tsv", "test.tsv", "test"),
-    "sst2": ("SST-2.tsv", "test.tsv", "test"),
-    "mrpc": ("MRPC.tsv", "test.tsv", "test"),
-    "stsb": ("STS-B.tsv", "test.tsv", "test"),
-    "qqp": ("QQP.tsv", "test.tsv", "test"),
+SUBMISSIONS = {name: (f"{TASKS[name].folder}.tsv", "test.tsv", "test") for name in TASKS if name != "snli"} | {
     "mnli": ("MNLI-m.tsv", "test_matched.tsv", "test_matched"),
     "mnli_mismatched": ("MNLI-mm.tsv", "test_mismatched.tsv", "test_mismatched"),
-    "qnli": ("QNLI.tsv", "test.tsv", "test"),
-    "rte": ("RTE.tsv", "test.tsv", "test"),
-    "wnli": ("WNLI.tsv", "test.tsv", "test"),
 }
 
 

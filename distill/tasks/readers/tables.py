@@ -8,7 +8,7 @@ from typing import Any
 from distill.tasks.classes import alike, classes_of, places_of
 from distill.tasks.readers.columns import check_columns, finite
 from distill.tasks.readers.texts import lines_of, read_lines
-from distill.tasks.splits import PassageSplit, SentenceSplit, Split
+from distill.tasks.splits import THRESHOLD, PassageSplit, SentenceSplit, Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MULTI_LABEL, REGRESSION
 from foundation.errors import reason, shortened, warn_once
@@ -37,7 +37,7 @@ def table_task(
     labels: tuple[str, ...] | None = None,
     task_type: str = CLASSIFICATION,
     metric: str | None = None,
-    threshold: float = 0.5,
+    threshold: float = THRESHOLD,
 ) -> TaskData[Split]:
     """Load a task from a user's own files. Its name is that of the column `label`.
 

@@ -27,14 +27,14 @@ def encode(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -
     """Encode questions with overlapping windows of their contexts, of which consecutive ones share `stride` tokens.
 
     Raises:
-        ValueError: `stride` is so large that windows would not advance.
+        ValueError: `stride` is negative, or so large that windows would not advance.
     """
     longest = min(LONGEST_QUESTION, max_length // 3)
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
     if not 0 <= stride < room:
         raise ValueError(
-            f"stride = {stride}: windows of max_length = {max_length} have {room} tokens besides the longest question, "
-            "and share fewer than these with the next"
+            f"stride = {stride}: must be from 0 to {room - 1}, as max_length = {max_length} leaves {room} tokens "
+            "beside the longest question"
         )
     parts = []
     for start in range(0, len(split), CHUNK):

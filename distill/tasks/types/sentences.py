@@ -32,26 +32,6 @@ def encode(
     return replace(rows, groups=np.unique(split.texts, return_inverse=True)[1].astype(np.int32))
 
 
-def most_likely(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]) -> np.ndarray:
-    """The most likely class of each sentence: int64 (N,)."""
-    return np.stack(logits).argmax(axis=-1)
-
-
-def classes_above_threshold(
-    rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]
-) -> np.ndarray:
-    """Which classes have a logit of at least 0: bool (N, C).
-
-    `Task.predict` has subtracted the threshold's logit before.
-    """
-    return np.stack(logits) >= 0
-
-
-def predicted_numbers(rows: Encoded, logits: Sequence[np.ndarray], split: Split, labels: Sequence[str]) -> np.ndarray:
-    """The number of each sentence: (N,)."""
-    return np.stack(logits)[:, 0]
-
-
 def of_classes(logits_BC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
     """Cross-entropy with the classes (B,)."""
     if "weights" in batch:
@@ -109,7 +89,7 @@ TYPES = (
             "matthews_correlation": metrics.MATTHEWS,
         },
         encode=partial(encode, task_type=CLASSIFICATION, labels=np.int64),
-        predict=most_likely,
+        predict=lambda rows, logits, split, labels: np.stack(logits).argmax(axis=-1),
         loss=of_classes,
         distributions=lambda logits, batch: logits.float(),
         problem=lambda split, labels: classes_out_of_range(split.labels, labels),
@@ -122,7 +102,7 @@ TYPES = (
         problem_type="regression",
         metrics={"pearson": metrics.PEARSON, "spearmanr": metrics.SPEARMAN},
         encode=partial(encode, task_type=REGRESSION, labels=np.float32),
-        predict=predicted_numbers,
+        predict=lambda rows, logits, split, labels: np.stack(logits)[:, 0],
         loss=of_numbers,
         problem=lambda split, labels: "" if all(map(math.isfinite, split.labels)) else "a label is not finite",
     ),
@@ -138,7 +118,8 @@ TYPES = (
             "accuracy": metrics.ALL_LABELS,
         },
         encode=partial(encode, task_type=MULTI_LABEL, labels=np.float32),
-        predict=classes_above_threshold,
+        # `Task.predict` has subtracted the logit of the threshold.
+        predict=lambda rows, logits, split, labels: np.stack(logits) >= 0,
         loss=of_each_class,
         distributions=having_or_not,
         problem=not_of_each_class,

@@ -20,8 +20,9 @@ from distill.tasks.metrics import (
     paired_difference,
     standard_error,
 )
-from distill.tasks.task import Task, contributions, score
+from distill.tasks.task import Task, contributions
 from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
+from tests.scores import score
 
 PARAPHRASE = Task("t", ("no", "yes"), metrics=("f1", "accuracy", "matthews_correlation"))
 TOPIC = Task("t", ("a", "b", "c", "d"), metrics=("accuracy", "matthews_correlation"))

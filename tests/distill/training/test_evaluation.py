@@ -15,7 +15,7 @@ from transformers import (
 
 from distill.tasks.encoding import collate
 from distill.tasks.splits import AnySplit, QuestionSplit, Split, TaggedSplit
-from distill.tasks.task import Task, score, scores_of
+from distill.tasks.task import Task, scores_of
 from distill.tasks.types import (
     QUESTION_ANSWERING,
     REGRESSION,
@@ -26,6 +26,7 @@ from distill.tasks.types import (
 )
 from distill.training.evaluation import EvalSet, batch_logits, comparable_outputs, split_batches
 from distill.training.loop import Diverged
+from tests.scores import score
 from tests.tiny import SIZES, inputs, shaken, tokenizer
 
 WORDS = [f"w{number}" for number in range(40)]

@@ -251,7 +251,7 @@ REFUSED: dict[str, list[object]] = {
         (
             "space.stacks",
             [0],
-            "space.stacks: the supernet has blocks, so at least one stack must be above 0 (0: no FFN)",
+            "space.stacks: at least one must be above 0, a layer without an FFN, as a supernet has blocks",
         ),
         ("space.max_params", "much", "space.max_params: 'much' is not a number"),
         ("base", 3, "base"),

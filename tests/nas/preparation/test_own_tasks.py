@@ -18,7 +18,7 @@ from distill.tasks.encoding import Encoded, collate, encode_sentences
 from distill.tasks.metrics import Metric
 from distill.tasks.readers import load_task
 from distill.tasks.splits import Split
-from distill.tasks.task import Task, TaskData, hold_out, score
+from distill.tasks.task import Task, TaskData, hold_out
 from distill.tasks.types import CLASSIFICATION, TASK_TYPES, TaskType, encode
 from distill.training.evaluation import EvalSet
 from distill.training.teacher import load_tokenizer
@@ -29,6 +29,7 @@ from nas.preparation import data
 from nas.preparation.prepare import prepare
 from search_spaces.cost import CLASSIFIER
 from tests.nas.tiny_study import SOURCES, TinyStudy, corpus, uniform
+from tests.scores import score
 from tests.tiny import bert
 
 NAME = "multi_label"

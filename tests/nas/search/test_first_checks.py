@@ -47,7 +47,10 @@ def test_a_file_smaller_than_its_embeddings(refused_first: Refused, runtime: str
     ("bounds", "message"),
     [
         ('min_params = "1G"\nmax_params = "2G"', "no architecture has 1,000,000,000 to 2,000,000,000 parameters"),
-        ('min_params = "2G"\nmax_params = "1G"', "space: min_params 2,000,000,000 is above max_params 1,000,000,000"),
+        (
+            'min_params = "2G"\nmax_params = "1G"',
+            "min_params = 2,000,000,000 must be at most max_params = 1,000,000,000",
+        ),
     ],
 )
 def test_a_lower_bound_that_nothing_reaches(

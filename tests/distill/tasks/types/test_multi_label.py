@@ -15,13 +15,14 @@ from torch.nn import functional as F
 from distill.objectives import OBJECTIVES
 from distill.objectives.losses import soft_kl
 from distill.objectives.outputs import run
-from distill.tasks.classes import BALANCED, weighted, with_classes_of
+from distill.tasks.classes import weighted, with_classes_of
 from distill.tasks.encoding import collate, load_encoded, save_encoded, take
 from distill.tasks.splits import Split
-from distill.tasks.task import Task, TaskData, TaskError, score
+from distill.tasks.task import Task, TaskData, TaskError
 from distill.tasks.types import CLASSIFICATION, MULTI_LABEL, TASK_TYPES, encode
 from distill.training.evaluation import EvalSet, comparable_outputs
 from tests import tiny
+from tests.scores import score
 
 NAMES = ("anger", "joy", "fear")
 METRICS = ("f1_micro", "f1_macro", "accuracy")
@@ -112,7 +113,7 @@ def test_weights_of_several_classes(tmp_path: Path) -> None:
     """Balanced: having and not having a class count alike, and each class as much as another."""
     task = Task("t", NAMES, MULTI_LABEL, METRICS)
     labels = np.array(split().labels)
-    weights = weighted(encoded(tmp_path, task, labels.tolist()), task, BALANCED).weights
+    weights = weighted(encoded(tmp_path, task, labels.tolist()), task, "balanced").weights
     assert weights is not None and weights.mean() == pytest.approx(1)
     for place in range(3):
         expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels[:, place])
@@ -127,7 +128,7 @@ def test_weights_of_single_classes(tmp_path: Path) -> None:
     task, labels = Task("t", NAMES), [0] * 6 + [1] * 3 + [2]
     rows = encoded(tmp_path, task, labels)
     of_classes = compute_class_weight("balanced", classes=np.arange(3), y=labels)
-    given = weighted(rows, task, BALANCED)
+    given = weighted(rows, task, "balanced")
     save_encoded(given, tmp_path / "rows.npz")
     chosen = np.array([9, 0, 7])
     stored = take(load_encoded(tmp_path / "rows.npz"), chosen)

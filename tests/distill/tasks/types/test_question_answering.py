@@ -11,10 +11,10 @@ from transformers import BertTokenizerFast
 from distill.tasks.encoding import Encoded
 from distill.tasks.readers import load_task
 from distill.tasks.splits import QuestionSplit
-from distill.tasks.task import score
 from distill.tasks.types import QUESTION_ANSWERING, encode
 from distill.tasks.types.question_answering import LONGEST_ANSWER, best_answers
 from tests import requirements
+from tests.scores import score
 from tests.tiny import tokenizer
 
 

@@ -8,10 +8,10 @@ from transformers import BertTokenizerFast
 
 from distill.tasks.readers import load_task
 from distill.tasks.splits import TaggedSplit
-from distill.tasks.task import score
 from distill.tasks.types import TOKEN_CLASSIFICATION, encode
 from distill.tasks.types.token_classification import predict
 from tests import requirements
+from tests.scores import score
 from tests.tiny import tokenizer
 
 
