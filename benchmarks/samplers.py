@@ -112,7 +112,7 @@ def run(options: Namespace, report: Report) -> None:
     table = load(options.space)
     if table.losses is None and MILP in (options.samplers or ()):
         raise BenchmarkError(
-            f"--samplers: {MILP} allocates from predicted losses, which the table of {options.space} has not"
+            f"--samplers: {MILP} needs predicted losses, which the table of {options.space} does not have"
         )
     names = [name for name, kind in SAMPLERS.items() if 1 in kind.n_objectives and (table.losses or name != MILP)]
     describe(report, table)
