@@ -138,7 +138,9 @@ def load(space: str = FFNS, path: Path | None = None) -> Table:
         losses, proxy = None, kept_importance(list(torch.from_numpy(arrays["importance"])))
     else:
         activation = tabulated.activation
-        losses = PredictedLosses(base, activation, {activation: arrays["ffn losses"]}, arrays["attention losses"])
+        losses = PredictedLosses(
+            base, activation, {activation: list(arrays["ffn losses"])}, list(arrays["attention losses"])
+        )
         proxy = lru_cache(8192)(lambda one: -losses.of(one))
     return Table(tabulated, rows, arrays["figures"], tuple(facts["figures"]), score, proxy, losses)
 
@@ -164,7 +166,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: benchmarks/tabulated-<space>.npz")
     parser.add_argument("--members", type=int, metavar="N", help="the first N members alone (default: all)")
     parser.add_argument(
-        "--trained", type=int, default=60, metavar="N", help="train so many members of layers; default: %(default)s"
+        "--trained", type=int, default=30, metavar="N", help="train so many members of layers; default: %(default)s"
     )
 
 

@@ -40,5 +40,8 @@ def test_raw_numbers_are_of_every_search(
     assert set(content["results"]) == {"lanas", "lanas-published", "evolution", "local", "random", "tpe"}
     assert all(len(of["evaluations until good"]) == 2 for of in content["results"].values())
     assert "| random" in capsys.readouterr().out
+    assert main(["samplers", "--seeds", "2", "--samplers", "random", "milp", "--json", str(path)]) == 0
+    assert set(json.loads(path.read_text())["results"]) == {"random", "milp"}
+    assert "score and accuracy after training: tau" in capsys.readouterr().out
     assert main(["samplers", "--space", "ffns", "--samplers", "milp", "--json", str(path)]) == 2
     assert "--samplers: milp needs predicted losses, which the table of ffns does not have" in capsys.readouterr().err
