@@ -179,8 +179,8 @@ def run(options: Namespace, report: Report) -> None:
     rows = list(itertools.islice(members(space), options.members))
     report.note(f"{len(rows):,} architectures of {space.min_params:,} to {space.max_params:,} parameters")
     kept = Kept(report, {"config": config.model_dump(mode="json")}, [config.seed])
-    measure = _ffns if options.space == FFNS else _layers
-    figures, names, score, arrays = measure(options, workspace, space, rows, kept)
+    measure = _ffns if options.space == FFNS else partial(_layers, trained=options.trained)
+    figures, names, score, arrays = measure(workspace, space, rows, kept)
     facts = {
         "tasks": list(config.tasks),
         "seed": config.seed,
@@ -209,7 +209,7 @@ def run(options: Namespace, report: Report) -> None:
 Measured = tuple[list[list[float]], list[str], list[str], dict[str, Any]]
 
 
-def _ffns(options: Namespace, workspace: Workspace, space: Space, rows: Sequence[Places], kept: Kept) -> Measured:
+def _ffns(workspace: Workspace, space: Space, rows: Sequence[Places], kept: Kept) -> Measured:
     evaluator = OneShotEvaluator(prepare_one_shot(workspace, space, "cpu"), "cpu")
     names = [f"{ACCURACY} on {task}" for task in workspace.config.tasks]
 
@@ -221,20 +221,20 @@ def _ffns(options: Namespace, workspace: Workspace, space: Space, rows: Sequence
     return figures, names, names, {"importance": torch.stack(workspace.importance()).numpy()}
 
 
-def _layers(options: Namespace, workspace: Workspace, space: Space, rows: Sequence[Places], kept: Kept) -> Measured:
+def _layers(workspace: Workspace, space: Space, rows: Sequence[Places], kept: Kept, *, trained: int) -> Measured:
     config = workspace.config
     untrained = UntrainedEvaluator(UntrainedWorkspace((workspace,), config.stage1.rows, by_fidelity=True), "cpu")
-    trained = TrainedEvaluator(workspace, "cpu")
+    evaluator = TrainedEvaluator(workspace, "cpu")
 
     def scores(row: Places) -> list[float]:
         score = untrained.evaluate(architecture(space, row))
         return [score.value, score.parts[config.task]]
 
     def score_after_training(row: Places) -> float:
-        return trained.evaluate(architecture(space, row), config.seed).value
+        return evaluator.evaluate(architecture(space, row), config.seed).value
 
     figures = [[*kept(f"{row}", partial(scores, row)), np.nan] for row in rows]
-    for number in random.Random(config.seed).sample(range(len(rows)), min(options.trained, len(rows))):
+    for number in random.Random(config.seed).sample(range(len(rows)), min(trained, len(rows))):
         figures[number][-1] = kept(f"{rows[number]}, trained", partial(score_after_training, rows[number]))
     assert workspace.compensation is not None  # the preset's inheritance
     losses = PredictedLosses.load(workspace.compensation.predictions, *workspace.base())
