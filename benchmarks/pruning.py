@@ -27,6 +27,7 @@ from benchmarks.common import BenchmarkError, Kept, Report, timed
 from benchmarks.published_pruning import BATCH, ROWS, TOKENS, WEIGHTS, Teacher, k_prune, kwon, macs, units_of
 from distill.encoders.student.anatomy import CHANNELS, HEADS
 from distill.tasks.encoding import collate, eval_batches, take
+from distill.tasks.metrics import mean_paired_difference
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
@@ -34,7 +35,7 @@ from nas.planning.allocation import PredictedLosses, allocate, fewest_layers
 from nas.planning.budget import globally_important, uniform_slice
 from nas.planning.finalists import ALLOCATED, FEWER_LAYERS, GLOBAL, UNIFORM
 from nas.preparation.prepare import prepare
-from nas.study.contributions import decode, encode, paired_lead
+from nas.study.contributions import decode, encode, metric_of_rows
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.limits import Limit
@@ -189,8 +190,11 @@ def show(
             text = f"{mean(row['scores'][place] for row in of_supernets):.4f}"
             if method not in PUBLISHED:
                 best = [max(rival, key=lambda row: row["scores"][place]) for rival in rivals]
-                pairs = [[decode(row["rows"][place]) for row in pair] for pair in zip(of_supernets, best, strict=True)]
-                lead = paired_lead(config, [(own, other) for own, other in pairs])
+                pairs = [
+                    (decode(own["rows"][place]), decode(other["rows"][place]))
+                    for own, other in zip(of_supernets, best, strict=True)
+                ]
+                lead = mean_paired_difference(metric_of_rows(config, pairs[0][0]), pairs)
                 text += f" ({lead.value:+.4f} ± {lead.standard_error:.4f})"
             cells.append(text)
         used = mean(row["macs"] / row["limit"] for row in of_supernets)

@@ -46,8 +46,8 @@ class Study(study.Study):
 
     def _repr_html_(self) -> str:
         entries = [entry(self, *model) for model in models_of(self)]
-        winner = entries[-1] if self.last.leader is not None else None
-        table = models_table(entries, self.last.goals[0], self.last.teacher, winner, f"Study {self.name}")
+        has_winner = self.best is not None
+        table = models_table(entries, self.last.goals[0], self.last.teacher, has_winner, f"Study {self.name}")
         return table.html() + ("" if self.best is None else svg(self.best.architecture))
 
     @property
@@ -96,7 +96,7 @@ class Study(study.Study):
         if scored and not any(wanted in one.costs for one in scored):
             known = ", ".join(scored[0].costs)
             raise ConfigError(f"cost: the trials of {self.folder.path} have no {wanted}; they have {known}")
-        return [point.candidate for point in self.last.front(wanted)]
+        return self.last.front(wanted)
 
     def trials_dataframe(self) -> "pandas.DataFrame":
         """The trials of all stages: a row for each, with its scores, costs and parameters.

@@ -103,7 +103,7 @@ def show_measurements(console: Console, metrics: Mapping[str, Any], title: str =
     measurement_table(metrics, title).print(console)
     for name, row in metrics["models"].items():
         for load in row.get("expert_load", ()):
-            console.print(f"{name}: experts of {Load(load['layer'], load['part'], tuple(load['shares']))}")
+            console.print(f"{name}: experts of {Load(**load)}")
 
 
 def measurement_table(metrics: Mapping[str, Any], title: str = "") -> Table:

@@ -2,8 +2,9 @@
 baseline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import mean, stdev
 from typing import Any, TypeVar
 
@@ -76,18 +77,16 @@ def different(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return list(first.values())
 
 
-V = TypeVar("V", bound=Any)
+T = TypeVar("T")
 
 
-def front(ranked: Sequence[V]) -> list[V]:
-    """The Pareto front: the trials, or whatever has `values`, a score and a cost, that no other one dominates."""
+def front(ranked: Sequence[T], values: Callable[[T], Sequence[float]] = attrgetter("values")) -> list[T]:
+    """The Pareto front: those of the trials that no other one dominates in its `values`, a score and a cost."""
+    of_all = list(map(values, ranked))
     return [
         trial
-        for trial in ranked
-        if not any(
-            other.values[0] >= trial.values[0] and other.values[1] <= trial.values[1] and other.values != trial.values
-            for other in ranked
-        )
+        for trial, own in zip(ranked, of_all, strict=True)
+        if not any(other[0] >= own[0] and other[1] <= own[1] and other != own for other in of_all)
     ]
 
 

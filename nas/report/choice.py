@@ -137,8 +137,8 @@ def choose(study: Study, stage: Stage, keep: str | float | None, limits: Mapping
     if limits:
         return best, f"the best of {len(candidates)} within the limits"
     if len(stage.goals) > 1:
-        points = stage.front(stage.goals[1])
-        return knee(points).candidate, f"the knee of a front of {len(points)} trials"
+        front = stage.front(stage.goals[1])
+        return knee(front, stage.goals[1]), f"the knee of a front of {len(front)} trials"
     if stage.best is not None and stage.leader is not None:
         return stage.leader, "the winner"
     return best, f"the best of {len(candidates)} so far"

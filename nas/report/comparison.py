@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from distill.table import plural
+from distill.tasks.metrics import mean_paired_difference
 from foundation.errors import UserError
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.report.study import read
-from nas.study.contributions import metric_of_rows, paired_lead
+from nas.study.contributions import metric_of_rows
 from nas.study.folder import Folder
 from search_spaces.architecture import Architecture
 from search_spaces.equivalence import function_key
@@ -218,8 +219,8 @@ def _difference(item: Item, reference: Item, split: str) -> Difference | None:
     if len(lengths) > 1:
         counts = " and ".join(f"{length:,}" for length in sorted(lengths))
         raise UserError(f"{item.name} and {reference.name} were scored on different rows: {counts} of them")
-    lead = paired_lead(item.config, pairs)
     metric = metric_of_rows(item.config, pairs[0][0])
+    lead = mean_paired_difference(metric, pairs)
     sure = lead.standard_error == 0
     p = float(lead.value == 0) if sure else float(2 * norm.sf(abs(lead.value) / lead.standard_error))
     count = lengths.pop()

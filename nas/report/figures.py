@@ -204,7 +204,7 @@ def _front(axis: Any, stage: Stage, cost: str, references: Sequence[Candidate]) 
     left, right = min(prices) - 0.08 * spread, max(prices) + 0.12 * spread
     axis.set_xlim(left, right)
     _scatter(axis, stage, lambda candidate: candidate.costs[cost] / unit)
-    steps = [(point.values[1] / unit, point.values[0]) for point in stage.front(cost)]
+    steps = [(candidate.costs[cost] / unit, candidate.score) for candidate in stage.front(cost)]
     if steps:
         axis.step([*(x for x, _ in steps), right], [*(y for _, y in steps), steps[-1][1]], where="post", color=BLUE,
                   lw=1.6, label="Pareto front")  # fmt: skip

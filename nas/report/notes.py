@@ -59,8 +59,8 @@ def note(trial: FrozenTrial, architecture: Architecture, baselines: Sequence[Fro
     if whole := outside_ffns(architecture):
         lines += ["", f"It has {whole}."]
     if loads := attribute(trial, EXPERT_LOAD):
-        shares = (str(Load(load["layer"], load["part"], tuple(load["shares"]))) for load in loads)
-        lines += ["", "Shares of the tokens that each expert processes:", "", *(f"- {line}" for line in shares)]
+        lines += ["", "Shares of the tokens that each expert processes:", ""]
+        lines += [f"- {Load(**load)}" for load in loads]
     if baselines and SEED not in attributes:  # in a study of confirmations all trials were enqueued
         lines += ["", _baselines(baselines, goals[0]).markdown()]
     # The dashboard does not render formulas, so they come as text.

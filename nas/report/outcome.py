@@ -35,7 +35,7 @@ def results_of(study: Study) -> dict[str, Any]:
     folder, stages = study.folder, study.stages
     last = stages[-1]
     models = [entry(study, *model) for model in models_of(study)]
-    points = last.front(last.goals[1]) if len(last.goals) > 1 else []
+    front = last.front(last.goals[1]) if len(last.goals) > 1 else []
     files = [folder.config, folder.architecture, *(folder.best(stage.name) for stage in stages)]
     return {
         "study": str(folder.path),
@@ -44,7 +44,7 @@ def results_of(study: Study) -> dict[str, Any]:
         "teacher": next((stage.teacher for stage in stages if stage.teacher), None),
         "winner": models[-1] if last.leader is not None else None,
         "models": models,
-        "front": [entry(study, point.candidate.origin, point.candidate, last) for point in points],
+        "front": [entry(study, candidate.origin, candidate, last) for candidate in front],
         "errors": [
             {"stage": stage.name, "trial": candidate.number, "failure": candidate.reason}
             for stage in stages
@@ -101,7 +101,7 @@ def models_table(
     entries: Sequence[Mapping[str, Any]],
     compared_by: str,
     teacher: Mapping[str, Any] | None,
-    winner: Mapping[str, Any] | None = None,
+    has_winner: bool = False,
     caption: str = "",
 ) -> Table:
     """Models with their scores and costs, below the teacher.
@@ -109,7 +109,7 @@ def models_table(
     Args:
         entries: as `entry` makes them.
         teacher: its score on the rows on which candidates are scored; None if it is not known or not to be shown.
-        winner: the entry that stands out.
+        has_winner: whether the last entry stands out.
     """
     by_fidelity = compared_by == "fidelity"
     columns = (
@@ -143,18 +143,13 @@ def models_table(
                 row["latency_us"],
             )
         )
-    strong = next((place for place, row in enumerate(entries) if row is winner), None)
-    offset = len(rows) - len(entries)
-    return Table(columns, rows, caption, None if strong is None else strong + offset)
+    return Table(columns, rows, caption, len(rows) - 1 if has_winner else None)
 
 
 def _confirmed(row: Mapping[str, Any]) -> str | None:
     """The score after training with fresh seeds."""
-    if row["confirmed"] is None:
-        return None
-    return (
-        f"{with_error((row['confirmed'], row['confirmed_standard_error']))} ({plural(row['confirmed_seeds'], 'seed')})"
-    )
+    score = row["confirmed"], row["confirmed_standard_error"]
+    return None if score[0] is None else f"{with_error(score)} ({plural(row['confirmed_seeds'], 'seed')})"
 
 
 def _lead(row: Mapping[str, Any]) -> str | None:
@@ -162,17 +157,19 @@ def _lead(row: Mapping[str, Any]) -> str | None:
     lead = row["lead"]
     if lead is None:
         return None
-    is_reference = (lead["over_trial"], row["stage"]) == (row["trial"], row["stage"])
+    is_reference = lead["over_trial"] == row["trial"]
     return "is the best baseline" if is_reference else difference((lead["value"], lead["standard_error"]))
 
 
 def front_table(study: Study, stage: Stage, caption: str) -> Table:
     """The Pareto front of a stage with two goals, the cheapest first."""
-    cost = stage.goals[1]
-    points, best = stage.front(cost), stage.knee(cost)
-    names = (f"trial {one.candidate.number}{' (knee)' if one.candidate is best else ''}" for one in points)
-    entries = [entry(study, name, one.candidate, stage) for name, one in zip(names, points, strict=True)]
-    return models_table(entries, stage.goals[0], None, None, caption)
+    score, cost = stage.goals
+    best = stage.knee(cost)
+    entries = [
+        entry(study, f"trial {candidate.number}{' (knee)' if candidate is best else ''}", candidate, stage)
+        for candidate in stage.front(cost)
+    ]
+    return models_table(entries, score, None, caption=caption)
 
 
 def show_results(folder: Folder, storage: str, console: Console, as_json: bool = False) -> None:
@@ -189,8 +186,8 @@ def show_results(folder: Folder, storage: str, console: Console, as_json: bool =
         return
     if not results["models"]:
         return
-    compared_by = results["compared_by"]
-    models_table(results["models"], compared_by, results["teacher"], results["winner"]).print(console)
+    has_winner = results["winner"] is not None
+    models_table(results["models"], results["compared_by"], results["teacher"], has_winner).print(console)
     if results["front"]:
         front_table(study, study.stages[-1], "front").print(console)
     if results["errors"]:

@@ -1,7 +1,6 @@
 """Scores against latencies of models that were exported (EfficientBERT, figure 1)."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 from distill.table import plural
 from foundation.errors import UserError
@@ -13,17 +12,10 @@ from nas.report import figures
 STUDENT, TEACHER = "student", "teacher"
 
 
-class Point(NamedTuple):
-    """A model: its name, its latency for one batch, and its score on the dev split."""
-
-    name: str
-    milliseconds: float
-    score: float
-
-
-def points(folders: list[Path]) -> tuple[list[Point], str, int]:
-    """The students in these folders of `nas.export`, in every form that was timed, and the teacher of the first one;
-    the metric; and the number of sentences in a batch, the largest that was timed for all of them.
+def points(folders: list[Path]) -> tuple[list[tuple[str, float, float]], str, int]:
+    """The students in these folders of `nas.export`, in every form that was timed, and the teacher of the first one,
+    each with its name, its milliseconds for one batch and its score on the dev split; the metric; and the number of
+    sentences in a batch, the largest that was timed for all of them.
 
     Raises:
         UserError: a folder has no scores or latencies, or they have no metric or batch in common.
@@ -46,12 +38,11 @@ def points(folders: list[Path]) -> tuple[list[Point], str, int]:
         for timing in timings:
             model, form = timing["model"], timing["form"]
             scored = metrics["models"].get(model, {}).get(metric)
-            if timing["batch"] != max(batches) or scored is None or not (model == STUDENT or number == 0):
-                continue
-            if model in (STUDENT, TEACHER):
+            shown = model == STUDENT or (model == TEACHER and number == 0)
+            if shown and scored is not None and timing["batch"] == max(batches):
                 name = folder.name if model == STUDENT else model
                 label = name if form == TORCH else f"{name}, {form}"
-                found.append(Point(label, timing["median_ms"], scored["value"]))
+                found.append((label, timing["median_ms"], scored["value"]))
     return found, metric, max(batches)
 
 

@@ -32,9 +32,8 @@ def result(study: Study, final: Mapping[str, Any] | None = None) -> Section:
     parts: list[Part] = [*(sentences if len(sentences) > 1 else ())]
     entries = [entry(study, *model) for model in _result_models(study)]
     caption = f"Stage {stage.name}: baselines, finalists, winner and teacher"
-    winner = entries[-1] if stage.leader is not None else None
     parts += [
-        models_table(entries, stage.goals[0], stage.teacher, winner, caption),
+        models_table(entries, stage.goals[0], stage.teacher, stage.leader is not None, caption),
         Text(
             "small",
             "Score: on the rows on which the stage scores candidates, with its standard error. After training: the "
@@ -175,7 +174,7 @@ def _drawn(study: Study) -> Iterator[tuple[str, Candidate]]:
 
 def _loads(loads: Sequence[Mapping[str, Any]]) -> list[Part]:
     """How the experts share the tokens."""
-    texts = [str(Load(load["layer"], load["part"], tuple(load["shares"]))) for load in loads]
+    texts = [str(Load(**load)) for load in loads]
     return [f"Fractions of the tokens that each expert processes: {'; '.join(texts)}."] if texts else []
 
 

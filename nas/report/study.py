@@ -121,14 +121,6 @@ class Candidate:
         return None if rows is None else decode(rows)
 
 
-@dataclass(frozen=True)
-class Point:
-    """A candidate as a point of a front: its score and one of its costs."""
-
-    values: tuple[float, float]
-    candidate: Candidate
-
-
 @dataclass(frozen=True, eq=False)
 class Stage:
     """One stage of a study.
@@ -180,15 +172,16 @@ class Stage:
             differing.insert(1, "params_active")
         return tuple(sorted(differing, key=lambda cost: cost not in self.goals[1:]))
 
-    def front(self, cost: str) -> list[Point]:
+    def front(self, cost: str) -> list[Candidate]:
         """The Pareto front of score and cost among the candidates within the budget, the cheapest first."""
-        points = [Point((c.score, c.costs[cost]), c) for c in self.within_budget if cost in c.costs]
-        return sorted(front(points), key=lambda point: (point.values[1], point.candidate.number))
+        priced = [candidate for candidate in self.within_budget if cost in candidate.costs]
+        best = front(priced, lambda candidate: (candidate.score, candidate.costs[cost]))
+        return sorted(best, key=lambda candidate: (candidate.costs[cost], candidate.number))
 
     def knee(self, cost: str) -> Candidate | None:
         """The knee of that front; None if it has fewer than three points."""
-        points = self.front(cost)
-        return knee(points).candidate if len(points) > 2 else None
+        candidates = self.front(cost)
+        return knee(candidates, cost) if len(candidates) > 2 else None
 
     def metric(self, candidate: Candidate) -> float | None:
         """A candidate's score in the metric of the task; None if it is not known."""
@@ -247,22 +240,22 @@ class Study:
         return max(every, key=lambda c: c.score, default=None)
 
 
-def knee(points: Sequence[Point]) -> Point:
-    """The point of a Pareto front that is farthest above the line between the front's ends, scores and costs both
+def knee(front: Sequence[Candidate], cost: str) -> Candidate:
+    """The candidate of a Pareto front that is farthest above the line between the front's ends, scores and costs both
     scaled to a range of 1: beyond it, further cost brings less score. The best score, if none is above the line.
 
     Args:
-        points: the cheapest first; not empty.
+        front: the cheapest first; not empty.
     """
-    (lowest, least), (highest, most) = points[0].values, points[-1].values
-    if lowest == highest or least == most:
-        return max(points, key=lambda point: point.values[0])
+    lowest, highest, least, most = front[0].score, front[-1].score, front[0].costs[cost], front[-1].costs[cost]
 
-    def above(point: Point) -> tuple[float, float]:
-        score, cost = point.values
-        return (score - lowest) / (highest - lowest) - (cost - least) / (most - least), score
+    def above(candidate: Candidate) -> tuple[float, float]:
+        if lowest == highest or least == most:
+            return 0.0, candidate.score
+        gain = (candidate.score - lowest) / (highest - lowest)
+        return gain - (candidate.costs[cost] - least) / (most - least), candidate.score
 
-    return max(points, key=above)
+    return max(front, key=above)
 
 
 def read(folder: Folder, storage: str | None = None) -> Study:

@@ -3,13 +3,13 @@
 import base64
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from distill.tasks.metrics import MEAN, Metric, Score, mean_paired_difference
+from distill.tasks.metrics import MEAN, Metric, mean_paired_difference
 from nas.config.schema import StudyConfig
 
 # Seed -> a result with the contributions of its `rows`, or None.
@@ -82,15 +82,3 @@ def lead_over(
     rows = list(pairs.values())
     lead = mean_paired_difference(metric(rows[0][0]), rows)
     return {"over": over, "over_trial": trial, **asdict(lead), "seeds": list(pairs)}
-
-
-def paired_lead(config: StudyConfig, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Score:
-    """The mean, over seeds, of the paired difference between two models on the same rows of the study's first task.
-
-    Args:
-        pairs: for every seed the contributions of the rows of both models, (N,) or (N, K).
-
-    Raises:
-        ValueError: the numbers of rows differ.
-    """
-    return mean_paired_difference(metric_of_rows(config, pairs[0][0]), pairs)

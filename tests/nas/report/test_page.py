@@ -156,7 +156,7 @@ def test_the_numbers_are_the_ledgers(kind: str, reports: Reports) -> None:
         front = [t for t in within if not any(_dominates(other.values, t.values) for other in within)]
         chosen = study.last.knee("params")
         assert chosen is not None
-        assert [p.candidate.number for p in study.last.front("params")] == [
+        assert [c.number for c in study.last.front("params")] == [
             t.number for t in sorted(front, key=lambda t: (t.values[1], t.number)) if "duplicate_of" not in t.user_attrs
         ]
         assert f"trial {chosen.number}" in page.text
