@@ -192,7 +192,9 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
             return DONE
         if publication.repo:
             progress.update("uploading", None)
-            metrics["url"] = publish(options.out, publication, _without_folders(options))
+            # Names in place of the paths of this machine.
+            words = [Path(word).name if word.startswith("/") or Path(word).exists() else word for word in options.words]
+            metrics["url"] = publish(options.out, publication, words)
     if options.json:
         print(json.dumps(metrics, indent=2))
     else:
@@ -201,11 +203,6 @@ def _compress(options: argparse.Namespace, config: StudyConfig) -> int:
             retrieval_table(metrics).print(console)
         console.print(", and ".join([f"wrote {options.out}", *([metrics["url"]] if publication.repo else [])]))
     return DONE
-
-
-def _without_folders(options: argparse.Namespace) -> list[str]:
-    """The words of the command line, with names in place of the paths of this machine."""
-    return [Path(word).name if word.startswith("/") or Path(word).exists() else word for word in options.words]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from distill.encoders.parts import output_layer
 from distill.training.evaluation import EvalSet, expert_load, split_batches
 from distill.training.loop import make_accelerator
 from nas.evaluation.score import INTERMEDIATE_ROWS, Score, mean_score
-from nas.preparation.one_shot import problem_types, weights_file
+from nas.preparation.one_shot import WEIGHTS, problem_types
 from nas.preparation.workspace import OneShotWorkspace
 from search_spaces.architecture import Architecture
 from supernet.build import build
@@ -38,7 +38,7 @@ class OneShotEvaluator:
             name: nn.Linear(self.supernet_config.hidden_size, AutoConfig.from_pretrained(folders.teacher).num_labels)
             for name, folders in workspace.by_task.items()
         }
-        weights = load_file(weights_file(workspace.one_shot))
+        weights = load_file(workspace.one_shot / WEIGHTS)
         model_config = AutoConfig.from_pretrained(study.supernet)
         # Its own head is that of the task with which the training began, which may be another one.
         (own_bias,) = (weights[name] for name in ("model.classifier.bias", "model.qa_outputs.bias") if name in weights)

@@ -31,7 +31,7 @@ from distill.training.teacher import (
     outputs_of,
 )
 from nas.config.schema import ConfigError, StudyConfig, reporting
-from nas.preparation.data import as_labeled, encoded, read
+from nas.preparation.data import encoded, read
 
 # By task: the names of its metrics ("metrics"), and by model its scores ("models"), as metrics.json has them.
 Tasks = Mapping[str, Mapping[str, Any]]
@@ -111,10 +111,10 @@ def encoded_split(
     Raises:
         UserError: they are too few, or the model has fewer positions.
     """
-    rows = encoded(config, task, split, tokenizer, accelerator)
+    labeled, rows = encoded(config, task, split, tokenizer, accelerator)
     longest = int(rows.lengths.max(initial=0))
     check_positions(folder, model.config, longest, f"{task.name}: max_length {config.row_length}")
-    return EvalSet(task, as_labeled(split, rows), rows, tokenizer.pad_token_id)
+    return EvalSet(task, labeled, rows, tokenizer.pad_token_id)
 
 
 def folder_of(checkpoint: Path, task: str) -> Path:

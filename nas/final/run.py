@@ -122,7 +122,10 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
     architecture = final.architecture.transferred(base) if final.transfer else final.architecture
     check_architecture(architecture, base, final.config)
     texts = ("warmup", *FINAL)
-    workspace = prepare(to_prepare(final.config), final.device, on_progress, outputs=False, texts=texts, activations=())
+    prepared = final.config
+    if prepared.final.start == "random":  # its models need no warm-up
+        prepared = prepared.model_copy(update={"warmup": prepared.warmup.model_copy(update={"steps": 0})})
+    workspace = prepare(prepared, final.device, on_progress, outputs=False, texts=texts, activations=())
     check_head(architecture, workspace.folders.task.task_type)
     evaluator = TrainedEvaluator(workspace, final.device)
     if is_first_process():
@@ -162,13 +165,6 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
     write_into(final.out, METRICS_FILE, write)
     shutil.rmtree(final.state, ignore_errors=True)
     return metrics
-
-
-def to_prepare(config: StudyConfig) -> StudyConfig:
-    """The configuration for which a final training prepares: without a warm-up if its models start at random."""
-    if config.final.start != "random":
-        return config
-    return config.model_copy(update={"warmup": config.warmup.model_copy(update={"steps": 0})})
 
 
 def check_resumed(final: FinalRun) -> None:

@@ -128,18 +128,14 @@ def first_baselines(config: StudyConfig, space: Space, stage: str, start: Archit
         return [(whole, BASE_MODEL, None), (uniform_slice(config, space), UNIFORM, None)]
     baselines: list[Enqueued] = [(start, WINNER, None)]
     if stage == "2":
-        baselines.append((all_base_graphs(start, space.graph), WINNER_WITH_BASE_GRAPHS, None))
+        with_base_graphs = start.with_ffns(replace(ffn, graph=space.graph) for ffn in start.ffns)
+        baselines.append((with_base_graphs, WINNER_WITH_BASE_GRAPHS, None))
     return baselines
 
 
 def varied(stage: str) -> frozenset[str]:
     """What a stage varies: graphs, sizes, or both."""
     return {"2": frozenset({GRAPHS}), "3": frozenset({SIZES})}.get(stage, frozenset({GRAPHS, SIZES}))
-
-
-def all_base_graphs(architecture: Architecture, graph: FFNGraph) -> Architecture:
-    """The architecture with the base graph in every layer, and otherwise the same."""
-    return architecture.with_ffns(replace(ffn, graph=graph) for ffn in architecture.ffns)
 
 
 def start_of(folder: Folder, stage: str, chosen: Architecture | None) -> Architecture | None:

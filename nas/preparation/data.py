@@ -224,9 +224,11 @@ def notes_of(config: StudyConfig, tokenizer: Any, data: TaskData[Any]) -> list[s
     return notes(tokenizer, train, data.dev, config.row_length, segments, config.long_texts)
 
 
-def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, accelerator: Accelerator) -> Encoded:
-    """The encoded rows of a split of the configuration's task. Those of sentences have the teacher's vectors as labels,
-    and those of queries and passages its scores.
+def encoded(
+    config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, accelerator: Accelerator
+) -> tuple[AnySplit, Encoded]:
+    """A split of the configuration's task, and the same encoded. Encoded sentences have the teacher's vectors as
+    labels; queries and passages have its scores, in both.
 
     Raises:
         ConfigError: `max_length` is too small for them.
@@ -239,22 +241,17 @@ def encoded(config: StudyConfig, task: Task, rows: AnySplit, tokenizer: Any, acc
         raise
     except ValueError as error:
         raise ConfigError(f"max_length: {error}") from None
-    reranks = isinstance(rows, PassageSplit)
-    if task.type.pool is None and not reranks:
-        return result
-    if reranks:
+    if task.type.pool is None and not isinstance(rows, PassageSplit):
+        return rows, result
+    if isinstance(rows, PassageSplit):
         check_reranker(locate(config.teacher), load_config(config.teacher))
     teacher = load_model(config.teacher, (), task.task_type, new_head=False)
     check_positions(config.teacher, teacher.config, int(result.lengths.max()), f"max_length {config.row_length}")
     logits_NC = rows_logits(teacher, result, tokenizer.pad_token_id, accelerator)
-    return replace(result, labels=logits_NC[:, 0] if reranks else logits_NC)
-
-
-def as_labeled(rows: AnySplit, arrays: Encoded) -> AnySplit:
-    """A split before encoding with the scores that `encoded` has given it."""
-    if not isinstance(rows, PassageSplit) or arrays.labels is None:
-        return rows
-    return replace(rows, labels=tuple(arrays.labels.tolist()))
+    if isinstance(rows, PassageSplit):
+        scores_N = logits_NC[:, 0]
+        return replace(rows, labels=tuple(scores_N.tolist())), replace(result, labels=scores_N)
+    return rows, replace(result, labels=logits_NC)
 
 
 def write(
@@ -271,12 +268,12 @@ def write(
         data = with_classes_of(data, outputs, all_of_them=config.finetune.steps == 0)
     folder.mkdir()
     (folder / NOTES).write_text(json.dumps(notes_of(config, tokenizer, data)), encoding="utf-8")
-    for name, rows in (("train", data.train), ("search", data.search), ("dev", data.dev)):
-        arrays = encoded(config, data.task, rows, tokenizer, accelerator)
+    for name, split in (("train", data.train), ("search", data.search), ("dev", data.dev)):
+        rows, arrays = encoded(config, data.task, split, tokenizer, accelerator)
         if name == "train" and own is not None and own.class_weights is not None:
             with reporting(f"rows.{config.task}", TaskError):
                 arrays = weighted(arrays, data.task, own.class_weights)
         save_encoded(arrays, folder / f"{name}.npz")
         if name in ("search", "dev"):
-            save_split(as_labeled(rows, arrays), folder / f"{name}.json")
+            save_split(rows, folder / f"{name}.json")
     (folder / "task.json").write_text(json.dumps(asdict(data.task)), encoding="utf-8")

@@ -37,6 +37,9 @@ from supernet.build import build, set_dropout
 from supernet.inherit import inherit
 from supernet.one_shot import DRAWN_IN_SANDWICH, OneShotSupernet, interleaved, train_one_shot
 
+# The file with the weights of the supernet in its folder.
+WEIGHTS = "one_shot.safetensors"
+
 
 def prepare_one_shot(
     workspace: Workspace, space: Space, device: str = "auto", on_progress: ProgressCallback = ignore_progress
@@ -129,7 +132,7 @@ def largest_model(workspace: OneShotWorkspace) -> PreTrainedModel:
     stored = Architecture.load(workspace.one_shot / "architecture.json")
     template = AutoConfig.from_pretrained(workspace.study.supernet)
     prefix = "model."
-    weights = load_file(weights_file(workspace.one_shot))
+    weights = load_file(workspace.one_shot / WEIGHTS)
     own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
     return build(stored, workspace.tasks[0].task.type, template=template, weights=own)
 
@@ -224,7 +227,7 @@ def _make_one_shot(
                 learned |= _train(context, workspace, supernet, space, phases, teachers, learned, state / table)
     folder.mkdir()
     tensors = {name: tensor.contiguous().cpu() for name, tensor in supernet.state_dict().items()}
-    save_file(tensors, weights_file(folder))
+    save_file(tensors, folder / WEIGHTS)
     stored.save(folder / "architecture.json")
 
 
@@ -314,11 +317,6 @@ def turns_of(config: StudyConfig, phases: Mapping[str, TrainingPhase]) -> list[s
         of_each, rest = divmod(steps, len(phases))
         counts = {name: of_each + (number < rest) for number, name in enumerate(phases)}
     return interleaved(counts, config.seed)
-
-
-def weights_file(folder: Path) -> Path:
-    """The file with the weights of the one-shot supernet in this folder."""
-    return folder / "one_shot.safetensors"
 
 
 def problem_types(tasks: Mapping[str, TaskFolders]) -> dict[str, str | None]:

@@ -75,7 +75,7 @@ def run_search(search: SearchRun, progress: Progress | None = None) -> Architect
     search.claim()
     progress = progress or Progress(quiet=True)
     context = preparation_context(search.config, search.cluster.device, progress.update)
-    progress.expect(expected_parts(search.config, entries(context), search.stages, context.data))
+    progress.parts = expected_parts(search.config, entries(context), search.stages, context.data)
     running = Search(search, prepare_in(context), progress)
     first = running.first()
     progress.finish()

@@ -82,18 +82,14 @@ class Progress(progress.Progress):
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         super().__init__(console, quiet)
+        # The parts of the command, in order. Only the proportions of their seconds matter: they are compared with what
+        # the first ones really take.
         self.parts: Sequence[Part] = ()
         # The index of the last part that has begun; -1 before the first.
         self.position = -1
         self.running: Running | None = None
         # How many times as long as estimated the parts so far have taken, by the kinds of parts.
         self.ratios: dict[str, float] = {}
-
-    def expect(self, parts: Sequence[Part]) -> None:
-        """Set the parts of the command, in order. Only the proportions of their seconds matter: they are compared with
-        what the first ones really take.
-        """
-        self.parts = parts
 
     def update(self, what: str, fraction: float | None) -> None:
         if what != self.what:

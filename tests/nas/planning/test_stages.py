@@ -15,7 +15,6 @@ from nas.planning.finalists import WINNER
 from nas.planning.stages import (
     UNIFORM,
     WINNER_WITH_BASE_GRAPHS,
-    all_base_graphs,
     check_start,
     plan,
     sampler_of,
@@ -25,12 +24,12 @@ from nas.preparation.one_shot import architectures_of_a_step, extremes
 from nas.preparation.workspace import Workspace
 from nas.samplers import SAMPLERS
 from nas.study.folder import Folder
-from search_spaces import FFN, Architecture, Base, FFNGraph
+from search_spaces import FFN, Architecture, FFNGraph
 from search_spaces.layer import Embedding, Experts
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.nas.tiny_study import TinyStudy
+from tests.tiny import BASE
 
-BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 DEMO = load_config("demo-ffn")
 
 
@@ -66,9 +65,12 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
     assert (first.study, first.space.vary, first.table.evaluation) == ("stage-1", {GRAPHS, SIZES}, "trained")
 
     relu = FFNGraph.parse("project(relu(expand(x)))")
-    winner = Architecture.of_ffns(base, (FFN(relu, 2, Fraction(1, 8)), FFN(graph, 1, Fraction(1, 4))))
+    winner, twin = (
+        Architecture.of_ffns(base, (FFN(first, 2, Fraction(1, 8)), FFN(graph, 1, Fraction(1, 4))))
+        for first in (relu, graph)
+    )
     second = plan(config, workspace, "2", winner, ())
-    assert second.baselines == [(winner, WINNER, None), (all_base_graphs(winner, graph), WINNER_WITH_BASE_GRAPHS, None)]
+    assert second.baselines == [(winner, WINNER, None), (twin, WINNER_WITH_BASE_GRAPHS, None)]
     assert (second.space.vary, second.space.start, second.table.evaluation) == ({GRAPHS}, winner, "trained")
     third = plan(config, workspace, "3", winner, ())
     assert third.baselines == [(winner, WINNER, None)]

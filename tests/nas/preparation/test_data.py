@@ -28,7 +28,7 @@ from nas.planning.budget import budgeted_space
 from nas.preparation import data
 from nas.preparation.context import preparation_context
 from nas.preparation.data import TaskFolders
-from nas.preparation.one_shot import prepare_one_shot, weights_file
+from nas.preparation.one_shot import WEIGHTS, prepare_one_shot
 from nas.preparation.phases import TrainingPhase, training_phase
 from nas.preparation.prepare import prepare
 from nas.preparation.teacher import prepare_data
@@ -85,7 +85,7 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
     workspace = sharing(load_config(str(study(tiny_study, tmp_path, kind))))
     architecture = uniform(workspace.study)
     score = OneShotEvaluator(workspace, "cpu").evaluate(architecture)
-    stored = load_file(weights_file(workspace.one_shot))
+    stored = load_file(workspace.one_shot / WEIGHTS)
     for name, folders in workspace.by_task.items():
         like = AutoConfig.from_pretrained(folders.teacher)
         alone = build(architecture, folders.task.type, template=like)
@@ -103,7 +103,7 @@ def test_widths_train_their_channels_alone(tiny_study: TinyStudy, tmp_path: Path
     path = study(tiny_study, tmp_path, "tagging")
     workspace = sharing(load_config(str(path), {"one_shot.widths": ["1/4", "1/8"], "one_shot.weight_decay": 0}))
     warm = load_file(workspace.study.supernet / "model.safetensors")
-    stored = load_file(weights_file(workspace.one_shot))
+    stored = load_file(workspace.one_shot / WEIGHTS)
     for name, before in warm.items():
         if name.endswith("expand.weight"):
             after = stored[f"model.{name}"]
@@ -133,7 +133,7 @@ def test_slices_of_the_one_shot_supernet_are_compensated(tiny_study: TinyStudy, 
 
     score = OneShotEvaluator(compensated, "cpu").evaluate(architecture)
     evaluator = OneShotEvaluator(compensated, "cpu")
-    stored = load_file(weights_file(compensated.one_shot))
+    stored = load_file(compensated.one_shot / WEIGHTS)
     student = evaluator.student(architecture)
     for name, folders in compensated.by_task.items():
         head = torch.nn.Linear(*reversed(stored[f"heads.{name}.weight"].shape))

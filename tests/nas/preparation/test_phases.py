@@ -21,7 +21,7 @@ from nas.final.training import final_phases
 from nas.planning.budget import budgeted_space
 from nas.preparation.context import preparation_context
 from nas.preparation.entries import create
-from nas.preparation.one_shot import prepare_one_shot, turns_of, weights_file
+from nas.preparation.one_shot import WEIGHTS, prepare_one_shot, turns_of
 from nas.preparation.phases import FINAL, portion, training_phase
 from nas.preparation.prepare import prepare
 from nas.preparation.supernet import new_supernet, order_inputs, supernet_path
@@ -301,7 +301,7 @@ def test_a_warm_up_of_the_whole_one_shot_supernet(protocol: Path) -> None:
         if table == "one_shot_pretrain":
             sizes = {"stack": (max(config.space.stacks),), "expansion": (Fraction(1),)}
             space = replace(space, genes={**space.genes, **sizes}, max_params=10**9)
-        shared.append(load_file(weights_file(prepare_one_shot(workspace, space, "cpu").one_shot)))
+        shared.append(load_file(prepare_one_shot(workspace, space, "cpu").one_shot / WEIGHTS))
     assert shared[0].keys() == shared[1].keys()
     assert all(torch.equal(tensor, shared[1][name]) for name, tensor in shared[0].items())
 

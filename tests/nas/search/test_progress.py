@@ -84,7 +84,7 @@ def test_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_ = Clock(monkeypatch)
     progress = Progress(Console(file=io.StringIO(), width=200))
     parts = [Part("teacher: fine-tuning", 1, 3.0), Part("stage 1", 6, 1.0), Part("confirmation of stage 1", 4, 5.0)]
-    progress.expect([*parts, Part("stage 2", 10, 1.0)])
+    progress.parts = [*parts, Part("stage 2", 10, 1.0)]
     assert progress.left() is None
     progress.update("teacher: fine-tuning", 0.0)
     clock_.now += 10
@@ -124,7 +124,7 @@ def test_the_live_view_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_that_the_cache_has_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_ = Clock(monkeypatch)
     progress = Progress(Console(file=io.StringIO(), width=200))
-    progress.expect([Part("teacher: fine-tuning", 1, 300.0), Part("stage 1", 2, 1.0), Part("stage 2", 3, 1.0)])
+    progress.parts = [Part("teacher: fine-tuning", 1, 300.0), Part("stage 1", 2, 1.0), Part("stage 2", 3, 1.0)]
     progress.update("reading the rows and the text", None)
     study = enqueued("random", "random")
     progress.begin("stage 1", study, 2)
