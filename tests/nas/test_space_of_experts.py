@@ -7,9 +7,9 @@ import pytest
 from nas.config.load import load_config, parse_config
 from nas.config.schema import ConfigError
 from nas.planning.budget import base_model, budgeted_space, macs_limits
-from search_spaces import DENSE, GELU, Architecture, Base, Experts, Space, cost
+from search_spaces import DENSE, GELU, Architecture, Experts, Space, cost
+from tests.tiny import BASE
 
-BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 HASHED = {"count": 4, "shared": "2/3"}
 GATED = {"count": 8, "routing": "token_gate", "top_k": 2, "capacity": 1.25}
 SIZES = {"space.stacks": [1], "space.expansions": ["1/16", "1/4", "1/2", "1"]}
@@ -86,7 +86,6 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
     ("changes", "message"),
     [
         ({"space.attention_experts": [0, 1]}, "space.attention_experts.0: Input should be greater than or equal to 1"),
-        ({"space.attention_experts": [-2]}, "space.attention_experts.0: Input should be greater than or equal to 1"),
         ({"space.attention_experts": [1, 65]}, "space.attention_experts.1: Input should be less than or equal to 64"),
         ({"space.attention_experts": [2, 2]}, "space.attention_experts: a number is given twice: [2, 2]"),
         ({"space.head_experts": []}, "space.head_experts: "),

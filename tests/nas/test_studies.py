@@ -121,9 +121,6 @@ def test_a_study_that_has_not_ended(tmp_path: Path) -> None:
     [
         ({"trial": 99}, "^trial: stage-1 has trials 0 to "),
         ({"trial": 1, "keep": "99%"}, "^trial names the trial: leave out keep$"),
-        ({"trial": 1, "max_params": "1M"}, "leave out max_params$"),
-        ({"max_params": 1}, "^max_params: no trial has at most 1 parameters"),
-        ({"max_latency": "12ms"}, "^max_latency: the trials of this study have no latency"),
         ({"keep": "many"}, "^keep: must be a fraction"),
         ({"stage": "2"}, "^stage: .* has the stages '1', not '2'"),
     ],

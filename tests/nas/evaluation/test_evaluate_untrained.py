@@ -128,7 +128,6 @@ def test_a_whole_search_trains_only_finalists(preset: Path, tiny_study: TinyStud
 def test_settings_that_untrained_candidates_cannot_have(preset: Path) -> None:
     for changes, words in (
         ({"stage1.stop": 0.3}, "stage1: untrained candidates cannot be pruned; leave out stop"),
-        ({"stage3.stop": 0.3}, "stage3: untrained candidates cannot be pruned"),
         (
             {"one_shot.sandwich": True},
             'one_shot.sandwich is for a one-shot supernet: set stage3.evaluation = "one_shot"',

@@ -15,12 +15,12 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.description import OTHER_EXPERTS, Parameters, choices_of, constraints, formula, formulas
 from nas.study.storage import sqlite_url
-from search_spaces import DENSE, FFN, Architecture, Attention, Base, Experts, FFNGraph, Layer, Space, cost
+from search_spaces import DENSE, FFN, Architecture, Attention, Experts, FFNGraph, Layer, Space, cost
 from search_spaces.limits import Limit
 from search_spaces.spaces import GRAPHS, SIZES
 from tests.search_spaces.small_spaces import of_genes
+from tests.tiny import BASE
 
-BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 HALF = Architecture.uniform(BASE, expansion=Fraction(1, 2))
 MIDDLE = cost.params(HALF, 3)
 EXPANSIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4))

@@ -14,10 +14,9 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.attributes import attribute
 from nas.study.storage import sqlite_url
-from search_spaces import Architecture, Base, PredictionHead, Space, cost
-from tests.tiny import architectures
+from search_spaces import Architecture, PredictionHead, Space, cost
+from tests.tiny import BASE, architectures
 
-BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
 MIDDLE = cost.params(Architecture.uniform(BASE, expansion=Fraction(1, 2)), 3)
 EXPANSIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4))
 SPACE = Space(BASE, {"stack": (1, 2), "expansion": EXPANSIONS}, MIDDLE - 2000, MIDDLE, mutation_rate=0.5)
