@@ -37,7 +37,6 @@ QUERY, PASSAGE = "query", "passage"
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.compress", description=__doc__)
     add = result.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a BERT-like encoder with a trained head: folder, or name on the hub")
@@ -121,7 +120,6 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     options.words = ("ffn-compress", *(sys.argv[1:] if argv is None else argv))
 

@@ -191,10 +191,9 @@ class TrainedEvaluator:
         """The teacher that runs in every step of a training; that of the study is loaded once."""
         if phase.assistant is not None:
             return load_model(phase.assistant, self.task.labels, self.task.task_type)
-        before_finetuning = phase.raw_teacher
-        if before_finetuning not in self._teachers:
-            self._teachers[before_finetuning] = self.teacher(before_finetuning)
-        return self._teachers[before_finetuning]
+        if phase.raw_teacher not in self._teachers:
+            self._teachers[phase.raw_teacher] = self.teacher(phase.raw_teacher)
+        return self._teachers[phase.raw_teacher]
 
     @property
     def search_set(self) -> EvalSet:

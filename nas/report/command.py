@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """The command line's options."""
     result = Parser("nas.report", description=__doc__)
     add = result.add_argument
     add("study", type=Path, metavar="STUDY", help="the study's folder, such as results/demo")
@@ -38,7 +37,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
     options = parser().parse_args(argv)
     return interruptible("nas.report", lambda: command(options))
 

@@ -29,10 +29,10 @@ def result(study: Study, final: Mapping[str, Any] | None = None) -> Section:
     """
     stage = study.last
     sentences = verdict.of_stages(study)
-    parts: list[Part] = [*(sentences if len(sentences) > 1 else ())]
     entries = [entry(study, *model) for model in _result_models(study)]
     caption = f"Stage {stage.name}: baselines, finalists, winner and teacher"
-    parts += [
+    parts: list[Part] = [
+        *(sentences if len(sentences) > 1 else ()),
         models_table(entries, stage.goals[0], stage.teacher, stage.leader is not None, caption),
         Text(
             "small",

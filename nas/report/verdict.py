@@ -27,11 +27,8 @@ def of_study(study: Study) -> str:
 
 def of_stages(study: Study) -> list[str]:
     """One sentence for every stage that has ended."""
-    winners = {stage.name: stage.best["winner"] for stage in study.stages if stage.best is not None}
-    return [
-        f"Stage {name}: {_sentence(winner.get('lead'), winner['trial'], 'the stage')}"
-        for name, winner in winners.items()
-    ]
+    ended = [(stage.name, stage.best["winner"]) for stage in study.stages if stage.best is not None]
+    return [f"Stage {name}: {_sentence(winner.get('lead'), winner['trial'], 'the stage')}" for name, winner in ended]
 
 
 def _so_far(stage: Stage) -> str:
