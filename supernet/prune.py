@@ -17,7 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from distill.cli import Parser, interruptible
-from distill.command.folder import check_new, write_new
+from distill.command.folder import check_new
 from distill.command.options import (
     add_batch_size_option,
     add_importance_option,
@@ -63,12 +63,7 @@ def _fraction(text: str) -> Fraction:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = parser().parse_args(argv)
-
-    def command() -> int:
-        check(options)
-        return run(options)
-
-    return interruptible("supernet.prune", command)
+    return interruptible("supernet.prune", lambda: run(options))
 
 
 def check(options: argparse.Namespace) -> None:
@@ -80,14 +75,12 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prune the model, measure it before and after, and save it with these measurements."""
+    check(options)
     from distill.command.examples import batches_for_importance, open_examples
-    from distill.command.report import report, show, write_metrics
+    from distill.command.report import report, write_and_show
     from distill.training.kept_teacher import check_kept
-    from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.measure import measure
-    from distill.training.progress import terminal
     from distill.training.teacher import load_model
-    from foundation.files import save_pretrained
     from supernet.pruning import PruningError, encoder_params, pruned_to
 
     accelerator, _, examples = open_examples(options, options.checkpoint)
@@ -106,20 +99,12 @@ def run(options: argparse.Namespace) -> int:
     heads = [layer.attention.heads for layer in architecture.layers]
     widths = [ffn.inner(architecture.base) for ffn in architecture.ffns]
     metrics = report(options, examples, accelerator, measured, heads=heads, channels=widths)
-
-    def write(folder: Path) -> None:
-        save_pretrained(folder, pruned, examples.tokenizer)
-        architecture.save(folder / ARCHITECTURE_FILE)
-        write_metrics(folder, metrics)
-
-    write_new(options.out, write)
-    console = terminal(stderr=options.json)
     kept = f"{measured['pruned']['encoder_share']:.2%} of the parameters of the encoder's layers"
     lines = (
         f"heads of each layer:   {' '.join(map(str, heads))}",
         f"neurons of each layer: {' '.join(map(str, widths))}",
     )
-    return show(options, console, metrics, kept, *lines)
+    return write_and_show(options, metrics, pruned, examples.tokenizer, architecture, kept, *lines)
 
 
 if __name__ == "__main__":

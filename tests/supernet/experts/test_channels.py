@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from search_spaces import DENSE, FFN, GELU, PUBLISHED, Base, Experts
-from supernet.experts.channels import expert_channels
+from supernet.inherit import expert_channels
 
 
 def channels(inner: int, count: int, width: int, shared: int) -> list[list[int]]:
