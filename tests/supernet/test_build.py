@@ -87,12 +87,6 @@ def test_each_layer_of_a_deeper_student_has_the_heads_of_the_one_that_it_repeats
     assert deeper.kept_heads == [order for order in ORDERS for _ in range(2)]
 
 
-def test_parameters_are_the_closed_form() -> None:
-    for number, architecture in enumerate(drawn(60)):
-        labels = 1 + number % 4
-        assert stored(architecture, labels) == cost.params(architecture, labels), architecture
-
-
 @settings(max_examples=60, deadline=None)
 @given(strategies.architectures())
 def test_parameters_of_experts(architecture: Architecture) -> None:
