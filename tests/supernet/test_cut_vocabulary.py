@@ -200,9 +200,6 @@ def test_bad_checkpoints(tmp_path: Path, refused: Refused) -> None:
     [
         (["--task", "word_order", "--out", "{}/full"], "exists and is not empty: choose another folder"),
         (["--out", "{}/new"], "name the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT"),
-        (["--task", "a", "--corpus", "b", "--out", "{}/new"], "name the rows by one of --task NAME"),
-        (["--train", "x.tsv", "--out", "{}/new"], "--train needs --dev FILE"),
-        (["--corpus", "x.txt", "--label", "kind", "--out", "{}/new"], "--label describes the rows of --train FILE"),
         (
             ["--corpus", "x.txt", "--out", "{}/new", "--vocab-size", "0"],
             "--vocab-size: must be a whole number of at least 1",
