@@ -81,17 +81,22 @@ def run(options: argparse.Namespace) -> int:
     from distill.training.kept_teacher import check_kept
     from distill.training.measure import measure
     from distill.training.teacher import load_model
-    from supernet.pruning import PruningError, encoder_params, pruned_to
+    from supernet.build import base_of_teacher, from_teacher
+    from supernet.order.importance import mask_importance, summed_loss
+    from supernet.pruning import PruningError, choose, encoder_params, prune
 
     accelerator, _, examples = open_examples(options, options.checkpoint)
     dense = load_model(options.checkpoint, examples.labels, examples.task_type, new_head=False).eval()
     if examples.eval_set is not None:
         check_kept(options.checkpoint, dense, examples.eval_set, accelerator)
+    base, graph = base_of_teacher(dense.config)
+    supernet = from_teacher(dense, stack=1).to(accelerator.device)
+    importances = mask_importance(supernet, batches_for_importance(options, examples), summed_loss)
     try:
-        batches = batches_for_importance(options, examples)
-        pruned, architecture = pruned_to(dense.to(accelerator.device), batches, options.keep)
+        kept = choose(*importances, base, options.keep, graph)
     except PruningError as error:
         raise PruningError(f"--keep-params {error}") from None
+    pruned, architecture = prune(dense, kept), kept.architecture(base, graph)
     models = {"dense": dense, "pruned": pruned}
     measured = measure(models, examples.eval_set, accelerator)
     for name, model in models.items():
@@ -99,12 +104,12 @@ def run(options: argparse.Namespace) -> int:
     heads = [layer.attention.heads for layer in architecture.layers]
     widths = [ffn.inner(architecture.base) for ffn in architecture.ffns]
     metrics = report(options, examples, accelerator, measured, heads=heads, channels=widths)
-    kept = f"{measured['pruned']['encoder_share']:.2%} of the parameters of the encoder's layers"
     lines = (
+        f"{measured['pruned']['encoder_share']:.2%} of the parameters of the encoder's layers",
         f"heads of each layer:   {' '.join(map(str, heads))}",
         f"neurons of each layer: {' '.join(map(str, widths))}",
     )
-    return write_and_show(options, metrics, pruned, examples.tokenizer, architecture, kept, *lines)
+    return write_and_show(options, metrics, pruned, examples.tokenizer, architecture, *lines)
 
 
 if __name__ == "__main__":
