@@ -115,6 +115,16 @@ def test_no_rows(loss: Callable[..., Tensor]) -> None:
     assert value == 0
 
 
+@settings(max_examples=30)
+@given(st.integers(1, 20), st.integers(1, 8), SEEDS)
+@example(1, 1, 0)
+def test_balance(tokens: int, experts: int, seed: int) -> None:
+    probabilities = random(tokens, experts, seed=seed).softmax(dim=-1)
+    chosen = probabilities.argmax(dim=-1)
+    expected = references.balance(probabilities.double().tolist(), chosen.tolist(), experts)
+    assert balance(probabilities, chosen).item() == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_balance_pushes_the_crowded_expert_down() -> None:
     probabilities = torch.full((4, 3), 1 / 3, requires_grad=True)
     balance(probabilities, torch.tensor([0, 0, 0, 2])).backward()

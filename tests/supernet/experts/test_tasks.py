@@ -48,7 +48,6 @@ def split_distil_and_prune(
     return models, capsys.readouterr().out
 
 
-@torch.no_grad()
 def test_cola_by_matthews(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The score is computed again, sentence by sentence, with the saved models as a stranger loads them."""
     (tmp_path / "CoLA").mkdir()
@@ -63,7 +62,8 @@ def test_cola_by_matthews(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         model = AutoModelForSequenceClassification.from_pretrained(tmp_path / folder, trust_remote_code=True).eval()
         tokenizer = BertTokenizerFast.from_pretrained(tmp_path / folder)
         given = [tokenizer(one, truncation=True, max_length=16, return_tensors="pt") for one in texts]
-        score = matthews_corrcoef(labels, [int(model(**one).logits.argmax()) for one in given])
+        with torch.no_grad():
+            score = matthews_corrcoef(labels, [int(model(**one).logits.argmax()) for one in given])
         assert models[name]["matthews_correlation"]["value"] == pytest.approx(score, abs=2e-5)
         assert re.search(f"^ +{name} .*{score:.4f} ± ", printed, re.M), printed
         found.append(score)
@@ -85,7 +85,9 @@ def write_squad(folder: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize(("task", "version"), [("squad", "v1.1"), ("squad_v2", "v2.0")])
-def test_questions(task: str, version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_questions_by_exact_match_and_f1(
+    task: str, version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Their scores are tested for all kinds of heads where they are computed."""
     write_squad(tmp_path, version)
     checkpoint = saved(shaken(BertForQuestionAnswering(BertConfig(**SHAPE)), 3), tmp_path / "bert")
