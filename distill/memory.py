@@ -132,18 +132,15 @@ def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str
     for row in data:
         if not isinstance(row, Mapping):
             raise RowsError(f"{argument}: row {len(rows)} must be a dictionary, not {type(row).__name__}")
+        named = dict(row)
         for column in names.keys() & row.keys():
             value, known = row[column], names[column]
-            if any(one not in range(len(known)) for one in (value if isinstance(value, list) else [value])):
+            several = value if isinstance(value, list) else [value]
+            if any(one not in range(len(known)) for one in several):
                 raise RowsError(f"{argument}: row {len(rows)} has no label in the column {column!r}, but {value!r}")
-        rows.append({column: _named(value, names.get(column)) for column, value in row.items()})
+            named[column] = [known[one] for one in several] if isinstance(value, list) else known[value]
+        rows.append(named)
     return rows
-
-
-def _named(value: Any, names: Sequence[str] | None) -> Any:
-    if names is None:
-        return value
-    return [names[each] for each in value] if isinstance(value, list) else names[value]
 
 
 def write_rows(

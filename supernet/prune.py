@@ -35,14 +35,9 @@ def parser() -> Parser:
     result = Parser("supernet.prune", description=__doc__)
     add = result.add_argument
     add("checkpoint", help="a fine-tuned encoder: a folder, or a name on the hub")
-    add(
-        "--keep-params",
-        dest="keep",  # the key in metrics.json
-        required=True,
-        type=_fraction,
-        metavar="FRACTION",
-        help="largest fraction of the parameters of the encoder's layers that is kept, such as 5%% or 1/20",
-    )
+    largest = "largest fraction of the parameters of the encoder's layers that is kept, such as 5%% or 1/20"
+    # The key in metrics.json is "keep".
+    add("--keep-params", dest="keep", required=True, type=_fraction, metavar="FRACTION", help=largest)
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder of the pruned checkpoint")
     rows = result.add_argument_group("rows")
     add_rows_options(rows)

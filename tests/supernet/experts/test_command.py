@@ -20,7 +20,7 @@ from search_spaces import GELU, Architecture, Experts, FFNGraph
 from supernet.build import build
 from supernet.experts.command import main
 from tests.commands import Refused
-from tests.supernet.files import CLASSES, saved, text, write_rows
+from tests.supernet.files import CLASSES, saved, write_rows
 from tests.tiny import BASE, bert
 
 COMMON = ["--max-length", "16", "--batch-size", "4", "--importance-batches", "2"]
@@ -167,18 +167,6 @@ def test_classes_are_counted_as_the_checkpoint_does(fixtures: Path) -> None:
         report = json.loads((fixtures / f"{name}-classes" / "metrics.json").read_text())
         scores.append(report["models"]["teacher"]["accuracy"]["value"])
     assert sum(scores) == pytest.approx(1) and scores[0] != scores[1]
-
-
-@pytest.mark.parametrize("options", [["--experts", "4"], ["--drop", "1/4"]])
-def test_rows_longer_than_the_model(fixtures: Path, refused: Refused, options: list[str]) -> None:
-    saved_mixture(fixtures, "short", Architecture.uniform(BASE, experts=Experts(2, Fraction(1), "token_gate")))
-    rows = [f"{text(row, 30)}\t{label}" for row, label in enumerate(("yes", "no", "yes"))]
-    (fixtures / "long.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    arguments = command(fixtures, "short" if "--drop" in options else "bert", "never", *options)
-    arguments[arguments.index("--dev") + 1] = str(fixtures / "long.tsv")
-    said = refused(main, *arguments, "--max-length", "30")
-    assert "--max-length 30: rows have up to 30 tokens, but the model" in said and "takes at most 20" in said
-    assert not (fixtures / "never").exists()
 
 
 def test_the_recipe(fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
