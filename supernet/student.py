@@ -8,20 +8,16 @@ layer of each of as many equal groups. With --fresh its weights are random.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foundation.errors import UserError
-
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 from distill.cli import DONE, Parser, interruptible
 from distill.command.folder import check_new, write_new
 from distill.training.layout import ARCHITECTURE_FILE
+from foundation.errors import UserError
 from foundation.files import save_pretrained
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
