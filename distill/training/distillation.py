@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,11 +95,6 @@ def distil(
         settings = objective_spec.settings_with_labels(settings)
     learned = dict(projections or {})
     losses: list[float] = []
-
-    def report(finished: int, step: int, loss: float) -> None:
-        if after_step is not None:
-            after_step(finished + step, loss)
-
     for number, (phase, phase_recipe) in enumerate(phase_recipes(objective_spec.phases(settings), recipe), start=1):
         objective = objective_spec.make(phase.settings, student.config, teacher_config, rows, seed)
         objective.load_state_dict({key: learned.get(key, value) for key, value in objective.state_dict().items()})
@@ -132,12 +126,19 @@ def distil(
                 accelerator=accelerator,
                 teacher=outputs,
                 seed=seed,
-                after_step=partial(report, len(losses)),
+                after_step=_counting_from(len(losses), after_step),
                 checkpoint=Checkpoint(state_folder / f"phase-{number}.pt") if state_folder else None,
                 score=score,
             )
         learned |= objective.state_dict()
     return Distilled(learned, losses)
+
+
+def _counting_from(first: int, after_step: Callable[[int, float], None] | None) -> Callable[[int, float], None] | None:
+    """A callback that adds `first` to the number of steps and calls `after_step`."""
+    if after_step is None:
+        return None
+    return lambda step, loss: after_step(first + step, loss)
 
 
 def masked(batches: Iterable[Batch], tokenizer: Any, seed: int) -> Iterator[Batch]:
