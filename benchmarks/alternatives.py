@@ -29,7 +29,6 @@ from transformers import PreTrainedModel
 from benchmarks.candidates import dev_set, phases_of
 from benchmarks.common import BenchmarkError, Kept, Report, take_turns, timed
 from benchmarks.leads import FIRST_SEED, Budget
-from distill.training.evaluation import split_batches
 from distill.training.measure import scores
 from distill.training.teacher import load_config as load_teacher
 from foundation.files import fingerprint, scratch_folder
@@ -92,14 +91,14 @@ class Alternatives:
     def measured(self, model: PreTrainedModel) -> dict[str, Any]:
         """The score and the paired difference to the teacher in PyTorch and as an int8 file, and the file's bytes."""
         by_form = {TEACHER: self.of_teacher, TORCH: self.dev.contributions(model, self.evaluator.accelerator)}
-        batches = split_batches(self.dev.encoded, self.dev.pad_id)
+        batches = self.dev.batches()
         with scratch_folder() as folder:
             export_onnx(model.cpu().eval(), folder / "model.onnx")
             quantize(folder / "model.onnx", folder / "int8.onnx")
             size = (folder / "int8.onnx").stat().st_size
             int8 = OnnxModel(folder / "int8.onnx")
-            logits = [int8.logits(batch) for _, batch in batches]
-        by_form[INT8] = self.dev.contributions_of(logits, [rows for rows, _ in batches])
+            logits = [int8.logits(batch) for batch in batches]
+        by_form[INT8] = self.dev.contributions_of(logits, batches)
         metric = self.dev.task.metrics[0]
         found = scores(self.dev.task, by_form, TEACHER)
         return {form: found[form][metric] for form in (TORCH, INT8)} | {"int8_bytes": size}

@@ -27,7 +27,7 @@ from benchmarks.common import BenchmarkError, Kept, Report, timed
 from benchmarks.published_pruning import BATCH, ROWS, TOKENS, WEIGHTS, Teacher, k_prune, kwon, macs, units_of
 from distill.encoders.student.anatomy import CHANNELS, HEADS
 from distill.tasks.encoding import collate, eval_batches, take
-from distill.tasks.metrics import mean_paired_difference
+from distill.tasks.metrics import paired_difference
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
@@ -194,7 +194,7 @@ def show(
                     (decode(own["rows"][place]), decode(other["rows"][place]))
                     for own, other in zip(of_supernets, best, strict=True)
                 ]
-                lead = mean_paired_difference(metric_of_rows(config, pairs[0][0]), pairs)
+                lead = paired_difference(metric_of_rows(config, pairs[0][0]), pairs)
                 text += f" ({lead.value:+.4f} ± {lead.standard_error:.4f})"
             cells.append(text)
         used = mean(row["macs"] / row["limit"] for row in of_supernets)

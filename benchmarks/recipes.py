@@ -132,7 +132,7 @@ def run(options: Namespace, report: Report) -> None:
     pad_id = tokenizer.pad_token_id
     rows = encode(tokenizer, joined(data.train, data.search), options.max_length, task_type=data.task.task_type)
     dev = encode(tokenizer, data.dev, options.max_length, task_type=data.task.task_type)
-    dev_batches = [batch for _, batch in split_batches(dev, pad_id)]
+    dev_batches = split_batches(dev, pad_id)
     teacher = load_model(options.teacher, data.task.labels, data.task.task_type, new_head=False).eval()
     depth = teacher.config.num_hidden_layers
     layers = options.layers or (depth if options.mixtures else 3)

@@ -34,26 +34,12 @@ def parser() -> Parser:
     add_training_rows_options(result.add_argument_group("rows"))
     add = result.add_argument_group("copies").add_argument
     add("--copies", type=int, default=20, metavar="N", help="copies of every sentence (default: %(default)s)")
-    add(
-        "--probability",
-        type=float,
-        default=0.4,
-        metavar="P",
-        help="probability that a copy replaces a word (default: %(default)s)",
-    )
-    add(
-        "--candidates",
-        type=int,
-        default=15,
-        metavar="K",
-        help="words that may replace a word (default: %(default)s)",
-    )
-    add(
-        "--vectors",
-        type=Path,
-        metavar="FILE",
-        help="word vectors such as GloVe's, whose neighbors replace words of several pieces (default: these stay)",
-    )
+    chance = "probability that a copy replaces a word (default: %(default)s)"
+    add("--probability", type=float, default=0.4, metavar="P", help=chance)
+    several = "words that may replace a word (default: %(default)s)"
+    add("--candidates", type=int, default=15, metavar="K", help=several)
+    near = "word vectors such as GloVe's, whose neighbors replace words of several pieces (default: these stay)"
+    add("--vectors", type=Path, metavar="FILE", help=near)
     add("--seed", type=int, default=0, metavar="N", help="seed of the choices (default: %(default)s)")
     add("--batch-size", type=int, default=64, metavar="N", help="masked sentences per batch (default: %(default)s)")
     add_device_option(result)

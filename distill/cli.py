@@ -86,19 +86,15 @@ DEVICE_HELP = "where to compute; auto takes a GPU if there is one (default: %(de
 
 
 def add_device_option(parser: ParserOrGroup) -> None:
-    """Add `--device`."""
     parser.add_argument("--device", type=device, default="auto", choices=["auto", "cpu", "cuda"], help=DEVICE_HELP)
 
 
 def add_precision_option(parser: ParserOrGroup) -> None:
-    """Add `--mixed-precision`."""
-    parser.add_argument(
-        "--mixed-precision",
-        default="auto",
-        choices=get_args(MixedPrecision),
-        help="bf16: matrix products in bfloat16; no: float32; auto: bf16 where the device computes in it natively "
-        "(default: %(default)s)",
+    kinds = (
+        "bf16: matrix products in bfloat16; no: float32; auto: bf16 where the device computes in it natively (default: "
+        "%(default)s)"
     )
+    parser.add_argument("--mixed-precision", default="auto", choices=get_args(MixedPrecision), help=kinds)
 
 
 def is_first_process() -> bool:

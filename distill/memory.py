@@ -81,25 +81,21 @@ def write_splits(
     Raises:
         RowsError: they are no rows, there are none or too few, or a row lacks a column.
     """
-    splits = {
-        name: None if data is None and name == "dev" else rows_of(data, name, columns)
-        for name, data in (("train", train), ("dev", dev))
-    }
+    splits = {"train": rows_of(train, "train", columns)}
+    if dev is not None:
+        splits["dev"] = rows_of(dev, "dev", columns)
     for name, rows in splits.items():
-        if rows is not None and not rows:
+        if not rows:
             raise RowsError(f"{name}: there are no rows")
-        for number, row in enumerate(rows or ()):
+        for number, row in enumerate(rows):
             for column in columns:
                 if column not in row:
                     has = ", ".join(map(repr, row))
                     raise RowsError(f"{name}: row {number} has no column {column!r}; it has {has}")
-    if dev is None and len(splits["train"] or ()) < 2 * HELD_OUT:
-        few = len(splits["train"] or ())
+        splits[name] = [{column: row[column] for column in columns} for row in rows]
+    if dev is None and (few := len(splits["train"])) < 2 * HELD_OUT:
         raise RowsError(f"train: {few} rows are too few to hold every tenth out; give dev, too")
-    given = {
-        name: rows and [{column: row[column] for column in columns} for row in rows] for name, rows in splits.items()
-    }
-    return write_rows(folder, given["train"] or (), given["dev"], by)
+    return write_rows(folder, splits["train"], splits.get("dev"), by)
 
 
 def naming_memory(folder: Path, *models: str) -> AbstractContextManager[None]:
@@ -136,18 +132,15 @@ def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str
     for row in data:
         if not isinstance(row, Mapping):
             raise RowsError(f"{argument}: row {len(rows)} must be a dictionary, not {type(row).__name__}")
+        named = dict(row)
         for column in names.keys() & row.keys():
             value, known = row[column], names[column]
-            if any(one not in range(len(known)) for one in (value if isinstance(value, list) else [value])):
+            several = value if isinstance(value, list) else [value]
+            if any(one not in range(len(known)) for one in several):
                 raise RowsError(f"{argument}: row {len(rows)} has no label in the column {column!r}, but {value!r}")
-        rows.append({column: _named(value, names.get(column)) for column, value in row.items()})
+            named[column] = [known[one] for one in several] if isinstance(value, list) else known[value]
+        rows.append(named)
     return rows
-
-
-def _named(value: Any, names: Sequence[str] | None) -> Any:
-    if names is None:
-        return value
-    return [names[each] for each in value] if isinstance(value, list) else names[value]
 
 
 def write_rows(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.cli import Parser, add_device_option, add_output_options, add_precision_option, at_least, interruptible
-from distill.command.folder import check_new, write_new
+from distill.command.folder import check_new
 from distill.command.options import add_rows_options, check_minima, check_rows
 
 if TYPE_CHECKING:
@@ -59,12 +59,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = parser().parse_args(argv)
-
-    def command() -> int:
-        check(options)
-        return run(options)
-
-    return interruptible("supernet.cut_vocabulary", command)
+    return interruptible("supernet.cut_vocabulary", lambda: run(options))
 
 
 def check(options: argparse.Namespace) -> None:
@@ -76,18 +71,26 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Cut the vocabulary, measure the model before and after, and save it with these measurements."""
+    check(options)
     import torch
 
     from distill.command.examples import load_examples
-    from distill.command.report import report, show, write_metrics
+    from distill.command.report import report, write_and_show
     from distill.tasks import splits
     from distill.tasks.encoding import token_frequencies
     from distill.tasks.long_texts import UNTRUNCATED
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.loop import make_accelerator
-    from distill.training.progress import silence_transformers, terminal
-    from distill.training.teacher import check_vocabulary, load_config, load_tokenizer, load_unchanged, outputs_of
-    from foundation.files import save_pretrained, scratch_folder
+    from distill.training.progress import silence_transformers
+    from distill.training.teacher import (
+        check_vocabulary,
+        load_config,
+        load_model,
+        load_tokenizer,
+        load_unchanged,
+        outputs_of,
+    )
+    from foundation.files import scratch_folder
     from search_spaces.architecture import Architecture
     from supernet.vocabulary import cut_model, cut_tokenizer, ids_in_use, kept_ids
 
@@ -110,23 +113,16 @@ def run(options: argparse.Namespace) -> int:
         small = cut_tokenizer(tokenizer, kept, folder)
     after = load_examples(untruncated, small, outputs_of(config), True)
     differently = count_retokenized(examples, after, kept, most)
-    model = with_head_for(source, model, examples)
-    models = {WHOLE: model, CUT: cut_model(model, kept)}
+    if scores := scorable(model, examples):  # its head must be for the classes of the rows
+        model = load_model(source, examples.labels, examples.task_type, new_head=False)
+    models = {WHOLE: model.eval(), CUT: cut_model(model, kept)}
     measured = measurements(models, {WHOLE: examples, CUT: after}, options, accelerator)
     metrics = report(options, examples, accelerator, measured, spelled_otherwise=differently)
-    if not scorable(model, examples):
+    if not scores:
         metrics["metrics"] = ()
-
-    def write(draft: Path) -> None:
-        save_pretrained(draft, models[CUT], small)
-        if architecture is not None:
-            base = replace(architecture.base, vocabulary=len(kept))
-            replace(architecture, base=base).save(draft / ARCHITECTURE_FILE)
-        write_metrics(draft, metrics)
-
-    write_new(options.out, write)
-    console = terminal(stderr=options.json)
-    return show(options, console, metrics, *lines(metrics))
+    if architecture is not None:
+        architecture = replace(architecture, base=replace(architecture.base, vocabulary=len(kept)))
+    return write_and_show(options, metrics, models[CUT], small, architecture, *lines(metrics))
 
 
 def count_retokenized(before: "Examples", after: "Examples", kept: Sequence[int], most: int | None) -> dict[str, int]:
@@ -155,19 +151,6 @@ def scorable(model: "PreTrainedModel", examples: "Examples") -> bool:
     return (
         examples.eval_set is not None and head is not None and head.suffix == get_task_type(examples.task_type).suffix
     )
-
-
-def with_head_for(source: str, model: "PreTrainedModel", examples: "Examples") -> "PreTrainedModel":
-    """The checkpoint in eval mode; a head of the type that the rows need must be for their classes.
-
-    Raises:
-        TeacherError: it is for others.
-    """
-    from distill.training.teacher import load_model
-
-    if scorable(model, examples):
-        model = load_model(source, examples.labels, examples.task_type, new_head=False)
-    return model.eval()
 
 
 def measurements(

@@ -12,7 +12,6 @@ from search_spaces.base import Base
 from search_spaces.cost import project_width
 from search_spaces.layer import FFN, Attention, Layer
 from supernet.embedding import of_rank
-from supernet.experts.channels import expert_channels
 from supernet.experts.routers import initial_gate, initial_head, routing_tables
 
 
@@ -123,6 +122,19 @@ def _outside_layers(
 def _of_attention(family: Family, inside: str) -> bool:
     """Whether a tensor of a layer is of a linear map of its attention."""
     return inside.rpartition(".")[0] in (family.query, family.key, family.value, family.output)
+
+
+def expert_channels(base: Base, ffn: FFN) -> Tensor:
+    """The indices of the channels of each expert of a layer, (E, m), in a dense FFN sorted by importance.
+
+    Expert i has the s channels that all experts share and, of the others, every E-th starting with the i-th (MoEBERT,
+    section 3.1). If the graph combines inner channels with the leading channels of x, an expert pairs its channels by
+    their position in the expert; for the shared ones this is the same as in the dense FFN.
+    """
+    inner, shared, count = ffn.inner(base), ffn.shared_channels(base), ffn.experts.count
+    others = shared + torch.arange(inner - shared) * count
+    rows = [torch.cat((torch.arange(shared), others + expert)) for expert in range(count)]
+    return torch.stack(rows)
 
 
 def _channels(tensor: Tensor, base: Base, ffn: FFN, projected: int, dimension: int, name: str) -> Tensor:

@@ -17,7 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from distill.cli import Parser, interruptible
-from distill.command.folder import check_new, write_new
+from distill.command.folder import check_new
 from distill.command.options import (
     add_batch_size_option,
     add_importance_option,
@@ -35,14 +35,9 @@ def parser() -> Parser:
     result = Parser("supernet.prune", description=__doc__)
     add = result.add_argument
     add("checkpoint", help="a fine-tuned encoder: a folder, or a name on the hub")
-    add(
-        "--keep-params",
-        dest="keep",  # the key in metrics.json
-        required=True,
-        type=_fraction,
-        metavar="FRACTION",
-        help="largest fraction of the parameters of the encoder's layers that is kept, such as 5%% or 1/20",
-    )
+    largest = "largest fraction of the parameters of the encoder's layers that is kept, such as 5%% or 1/20"
+    # The key in metrics.json is "keep".
+    add("--keep-params", dest="keep", required=True, type=_fraction, metavar="FRACTION", help=largest)
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder of the pruned checkpoint")
     rows = result.add_argument_group("rows")
     add_rows_options(rows)
@@ -63,12 +58,7 @@ def _fraction(text: str) -> Fraction:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = parser().parse_args(argv)
-
-    def command() -> int:
-        check(options)
-        return run(options)
-
-    return interruptible("supernet.prune", command)
+    return interruptible("supernet.prune", lambda: run(options))
 
 
 def check(options: argparse.Namespace) -> None:
@@ -80,25 +70,28 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prune the model, measure it before and after, and save it with these measurements."""
+    check(options)
     from distill.command.examples import batches_for_importance, open_examples
-    from distill.command.report import report, show, write_metrics
+    from distill.command.report import report, write_and_show
     from distill.training.kept_teacher import check_kept
-    from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.measure import measure
-    from distill.training.progress import terminal
     from distill.training.teacher import load_model
-    from foundation.files import save_pretrained
-    from supernet.pruning import PruningError, encoder_params, pruned_to
+    from supernet.build import base_of_teacher, from_teacher
+    from supernet.order.importance import mask_importance, summed_loss
+    from supernet.pruning import PruningError, choose, encoder_params, prune
 
     accelerator, _, examples = open_examples(options, options.checkpoint)
     dense = load_model(options.checkpoint, examples.labels, examples.task_type, new_head=False).eval()
     if examples.eval_set is not None:
         check_kept(options.checkpoint, dense, examples.eval_set, accelerator)
+    base, graph = base_of_teacher(dense.config)
+    supernet = from_teacher(dense, stack=1).to(accelerator.device)
+    importances = mask_importance(supernet, batches_for_importance(options, examples), summed_loss)
     try:
-        batches = batches_for_importance(options, examples)
-        pruned, architecture = pruned_to(dense.to(accelerator.device), batches, options.keep)
+        kept = choose(*importances, base, options.keep, graph)
     except PruningError as error:
         raise PruningError(f"--keep-params {error}") from None
+    pruned, architecture = prune(dense, kept), kept.architecture(base, graph)
     models = {"dense": dense, "pruned": pruned}
     measured = measure(models, examples.eval_set, accelerator)
     for name, model in models.items():
@@ -106,20 +99,12 @@ def run(options: argparse.Namespace) -> int:
     heads = [layer.attention.heads for layer in architecture.layers]
     widths = [ffn.inner(architecture.base) for ffn in architecture.ffns]
     metrics = report(options, examples, accelerator, measured, heads=heads, channels=widths)
-
-    def write(folder: Path) -> None:
-        save_pretrained(folder, pruned, examples.tokenizer)
-        architecture.save(folder / ARCHITECTURE_FILE)
-        write_metrics(folder, metrics)
-
-    write_new(options.out, write)
-    console = terminal(stderr=options.json)
-    kept = f"{measured['pruned']['encoder_share']:.2%} of the parameters of the encoder's layers"
     lines = (
+        f"{measured['pruned']['encoder_share']:.2%} of the parameters of the encoder's layers",
         f"heads of each layer:   {' '.join(map(str, heads))}",
         f"neurons of each layer: {' '.join(map(str, widths))}",
     )
-    return show(options, console, metrics, kept, *lines)
+    return write_and_show(options, metrics, pruned, examples.tokenizer, architecture, *lines)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Structured pruning: the most important attention heads and FFN channels of an encoder, and nothing else of it."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,7 +14,6 @@ from distill.encoders.family import family_of
 from distill.encoders.heads import heads_of
 from distill.encoders.parts import encoder_layers, selected
 from distill.encoders.student.anatomy import CHANNELS, HEADS
-from distill.objectives.outputs import Batch
 from distill.tasks.types import task_type_of
 from foundation.errors import UserError
 from search_spaces import cost
@@ -23,7 +22,7 @@ from search_spaces.base import Base
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import FFN, Attention, Layer
 from supernet.build import base_of_teacher, build, from_teacher
-from supernet.order.importance import allocate_by_importance, channels_of_heads, mask_importance, summed_loss
+from supernet.order.importance import allocate_by_importance, channels_of_heads
 
 
 class PruningError(UserError, ValueError):
@@ -107,7 +106,8 @@ def _most_important(scores: Sequence[Tensor], total: int, least: int) -> tuple[t
 
 
 def prune(dense: PreTrainedModel, kept: Kept) -> PreTrainedModel:
-    """The model in eval mode with only these heads and channels; it computes what `dense` does with the others masked.
+    """The model in eval mode, on the CPU, with only these heads and channels; it computes what `dense` does with the
+    others masked.
 
     Args:
         dense: an encoder with any head.
@@ -146,29 +146,6 @@ def cut(whole: PreTrainedModel, kept: Kept, architecture: Architecture) -> PreTr
     chosen = zip(heads_of(whole.config), kept.heads, strict=True)
     template.kept_heads = [[of_layer[head] for head in heads] for of_layer, heads in chosen]
     return build(architecture, task_type_of(whole), whole.config.num_labels, template, weights).eval()
-
-
-def pruned_to(
-    dense: PreTrainedModel, batches: Iterable[Batch], fraction: Fraction
-) -> tuple[PreTrainedModel, Architecture]:
-    """The model with the heads and channels that are most important for the labels of these training batches.
-
-    Args:
-        dense: an encoder with any head.
-        batches: token ids and mask (B, T) and the labels of the task.
-        fraction: as for `choose`.
-
-    Returns:
-        A student in eval mode, with the same kind of head, on the CPU; and its architecture.
-
-    Raises:
-        PruningError: the fraction is too small.
-        distill.training.teacher.TeacherError: the activation is not among the operations.
-    """
-    importances = mask_importance(from_teacher(dense, stack=1).to(dense.device), batches, summed_loss)
-    base, graph = base_of_teacher(dense.config)
-    kept = choose(*importances, base, fraction, graph)
-    return prune(dense, kept), kept.architecture(base, graph)
 
 
 def encoder_params(model: PreTrainedModel) -> int:

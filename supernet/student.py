@@ -8,20 +8,16 @@ layer of each of as many equal groups. With --fresh its weights are random.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foundation.errors import UserError
-
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 from distill.cli import DONE, Parser, interruptible
 from distill.command.folder import check_new, write_new
 from distill.training.layout import ARCHITECTURE_FILE
+from foundation.errors import UserError
 from foundation.files import save_pretrained
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
@@ -41,12 +37,8 @@ class StudentError(UserError, ValueError):
 def parser() -> Parser:
     result = Parser("supernet.student", description=__doc__)
     result.add_argument("architecture", help="a file, or the name of a published architecture")
-    result.add_argument(
-        "--like",
-        required=True,
-        metavar="CHECKPOINT",
-        help="where weights and tokenizer are from: an encoder (a folder, or a name on the hub), or a student's folder",
-    )
+    source = "where weights and tokenizer are from: an encoder (a folder, or a name on the hub), or a student's folder"
+    result.add_argument("--like", required=True, metavar="CHECKPOINT", help=source)
     result.add_argument("--out", type=Path, required=True, help="folder of the student")
     result.add_argument("--fresh", action="store_true", help="start from random weights instead of the checkpoint's")
     result.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")

@@ -11,7 +11,6 @@ from tests.checkout import PACKAGES, ROOT, sources, tree
 
 # Modules that are on another floor than the rest of their package, which therefore count as rooms of their own.
 APART = {
-    "supernet.experts.channels",
     "supernet.experts.routers",
     "nas.study.contributions",
     "nas.study.folder",

@@ -129,7 +129,7 @@ def test_metrics(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
 def test_the_difference_to_the_teacher_is_paired(final: Path, searched: Path, tiny_study: TinyStudy) -> None:
     """Against counting the dev rows on which one of the two models alone is right."""
     evaluator = TrainedEvaluator(prepare(tiny_study.config, "cpu"), "cpu")
-    batches = [batch for _, batch in split_batches(evaluator.workspace.folders.rows("dev"), 0)]
+    batches = split_batches(evaluator.workspace.folders.rows("dev"), 0)
     labels, right = torch.cat([batch["labels"] for batch in batches]), {}
     student = NasBertForSequenceClassification.from_pretrained(final).eval()
     for name, model in (("student", student), ("teacher", evaluator.teacher().eval())):

@@ -55,7 +55,7 @@ def batches_for_importance(options: Any, examples: Examples) -> list[Batch]:
     """
     pad_id = examples.tokenizer.pad_token_id
     if not options.importance_batches:
-        return [batch for _, batch in split_batches(examples.train, pad_id)]
+        return split_batches(examples.train, pad_id)
     few = options.importance_batches
     return list(training_batches(examples.train, options.batch_size, few, options.seed, pad_id))
 

@@ -80,13 +80,11 @@ def add_training_rows_options(parser: ParserOrGroup, own_rows_of_a_task: bool = 
 
 
 def add_importance_option(parser: ParserOrGroup) -> None:
-    """Add `--importance-batches`."""
     of = "training batches on which the importance is measured; 0: every training row once (default: %(default)s)"
     parser.add_argument("--importance-batches", type=int, default=16, metavar="N", help=of)
 
 
 def add_batch_size_option(parser: ParserOrGroup) -> None:
-    """Add `--batch-size`."""
     of = "rows per batch (default: %(default)s)"
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=of)
 

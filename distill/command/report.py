@@ -8,18 +8,20 @@ from typing import Any
 from accelerate import Accelerator
 from rich.console import Console
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from distill.cli import DONE
-from distill.command.folder import CONTENTS, contents_of
+from distill.command.folder import CONTENTS, contents_of, write_new
 from distill.command.options import recorded
 from distill.table import Column, Table, difference, millions, with_error
 from distill.training.evaluation import Load
-from distill.training.layout import METRICS_FILE
+from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE
 from distill.training.measure import Measurements, environment
 from distill.training.progress import Progress, ProgressCallback, terminal
 from distill.training.run import Examples, Training, TrainingRun, run_training
 from foundation.errors import UserError
-from foundation.files import write_text
+from foundation.files import save_pretrained, write_text
+from search_spaces.architecture import Architecture
 
 
 def train_and_report(
@@ -81,6 +83,26 @@ def report(
         **environment(accelerator),
         "models": models,
     }
+
+
+def write_and_show(
+    options: Any,
+    metrics: Mapping[str, Any],
+    model: PreTrainedModel,
+    tokenizer: Any,
+    architecture: Architecture | None,
+    *lines: str,
+) -> int:
+    """Write the folder `--out` with a model, and `show` its metrics.json; returns the exit status."""
+
+    def write(draft: Path) -> None:
+        save_pretrained(draft, model, tokenizer)
+        if architecture is not None:
+            architecture.save(draft / ARCHITECTURE_FILE)
+        write_metrics(draft, metrics)
+
+    write_new(options.out, write)
+    return show(options, terminal(stderr=options.json), metrics, *lines)
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from distill.objectives.losses import mean_of_rows
 from distill.objectives.outputs import Batch, Outputs
 
 # The forms of the student's adversarial loss, with D = sigmoid(score): -log D, whose gradient is large while the critic
@@ -50,19 +51,14 @@ class Critic(nn.Module):
         """
         real_ND = self.teacher_features(teacher, batch).float().detach()
         fake_ND = self.student_features(student, batch).float().detach()
-        return (_mean(F.softplus(-self._scores(real_ND))) + _mean(F.softplus(self._scores(fake_ND)))) / 2
+        return (mean_of_rows(F.softplus(-self._scores(real_ND))) + mean_of_rows(F.softplus(self._scores(fake_ND)))) / 2
 
     def deception(self, student: Outputs, batch: Batch) -> Tensor:
         """The student's adversarial loss, mean over the N features. Gradients flow to all but the critic."""
         frozen = {name: parameter.detach() for name, parameter in self.layers.named_parameters()}
         fake_ND = self.student_features(student, batch).float()
-        return _mean(ADVERSARIAL_FORMS[self.form](functional_call(self.layers, frozen, (fake_ND,)).float()))
+        return mean_of_rows(ADVERSARIAL_FORMS[self.form](functional_call(self.layers, frozen, (fake_ND,)).float()))
 
     def _scores(self, features_ND: Tensor) -> Tensor:
         """The logits of D, (N, 1): softplus(-x) = -log D, softplus(x) = -log(1 - D)."""
         return self.layers(features_ND).float()
-
-
-def _mean(values_N1: Tensor) -> Tensor:
-    """The mean; 0 if there are no values."""
-    return values_N1.sum() / max(1, len(values_N1))

@@ -106,7 +106,7 @@ def cosine_distance(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -
     """1 - cosine of hidden states, mean over valid tokens (DistilBERT's L_cos)."""
     _check_widths(student_BTD, teacher_BTD)
     student_ND, teacher_ND = (states[mask_BT.bool()].float() for states in (student_BTD, teacher_BTD))
-    return _mean_of_rows(1 - F.cosine_similarity(student_ND, teacher_ND, dim=-1))
+    return mean_of_rows(1 - F.cosine_similarity(student_ND, teacher_ND, dim=-1))
 
 
 def normalized_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def normalized_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) ->
     _check_widths(student_BTD, teacher_BTD)
     valid_B = mask_BT.any(dim=1)
     student_ND, teacher_ND = (F.normalize(s[:, 0][valid_B].float(), dim=-1) for s in (student_BTD, teacher_BTD))
-    return _mean_of_rows((student_ND - teacher_ND).square().mean(dim=-1))
+    return mean_of_rows((student_ND - teacher_ND).square().mean(dim=-1))
 
 
 def pooled_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def soft_kl(student_NC: Tensor, teacher_NC: Tensor, temperature: float = 1.0) ->
     ratio_NC = teacher_log - student_log
     near_NC = teacher_log.exp() * (ratio_NC + torch.expm1(-ratio_NC.clamp(min=-1)))
     far_NC = student_log.exp() + teacher_log.exp() * (ratio_NC - 1)
-    return temperature**2 * _mean_of_rows(torch.where(ratio_NC > -1, near_NC, far_NC).sum(dim=-1))
+    return temperature**2 * mean_of_rows(torch.where(ratio_NC > -1, near_NC, far_NC).sum(dim=-1))
 
 
 def _tempered(logits_NC: Tensor, temperature: float) -> Tensor:
@@ -176,10 +176,11 @@ def symmetric_kl(student_NC: Tensor, teacher_NC: Tensor) -> Tensor:
     check_logits(student_NC, teacher_NC)
     student_log, teacher_log = (F.log_softmax(logits.float(), dim=-1) for logits in (student_NC, teacher_NC))
     # The sum of both directions; its terms are never negative, so there is no cancellation.
-    return 0.5 * _mean_of_rows(((student_log.exp() - teacher_log.exp()) * (student_log - teacher_log)).sum(dim=-1))
+    return 0.5 * mean_of_rows(((student_log.exp() - teacher_log.exp()) * (student_log - teacher_log)).sum(dim=-1))
 
 
-def _mean_of_rows(values_N: Tensor) -> Tensor:
+def mean_of_rows(values_N: Tensor) -> Tensor:
+    """The sum over the number of rows; 0 if there are none."""
     return values_N.sum() / max(1, len(values_N))
 
 
@@ -227,7 +228,7 @@ def contrastive(anchor_ND: Tensor, positive_ND: Tensor, negatives_NKD: Tensor, t
         positive_N1 = (anchor_ND * positive_ND.float()).sum(dim=-1, keepdim=True)
         negatives_NK = (negatives_NKD.float() @ anchor_ND[:, :, None]).squeeze(-1)
         log_NC = F.log_softmax(torch.cat((positive_N1, negatives_NK), dim=1) / temperature, dim=-1)
-        return -_mean_of_rows(log_NC[:, 0])
+        return -mean_of_rows(log_NC[:, 0])
 
 
 def balance(probabilities_NE: Tensor, chosen_N: Tensor) -> Tensor:

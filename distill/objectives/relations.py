@@ -205,7 +205,6 @@ def _check_last_layer(s: Outputs, what: str) -> None:
 
 
 def _channels(config: Any, heads: int) -> int:
-    """The channels of this many heads."""
     return int(config.hidden_size * heads // config.num_attention_heads)
 
 

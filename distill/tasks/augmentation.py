@@ -169,29 +169,27 @@ class Augmentation:
         # verbose=False: it would warn of sentences with more tokens than the model has positions.
         encoded = self.tokenizer(list(texts), verbose=False)
         longest = family_of(self.model).positions(self.model.config)
-        words: list[list[Word]] = []
+        found: list[tuple[int, int, int, tuple[str, ...] | None]] = []  # None: the model's next prediction
         masked: list[list[int]] = []
         positions: list[int] = []
-        owners: list[tuple[int, int]] = []
         for row, text in enumerate(texts):
-            ids, words_of_row = encoded["input_ids"][row], list[Word]()
+            ids = encoded["input_ids"][row]
             if len(ids) > longest:
                 ids = [*ids[: longest - 1], ids[-1]]
-            for start, end, pieces in _replaceable(text, encoded[row], longest - 1):
-                word = Word(start, end, ())
-                if len(pieces) == 1:
-                    (position,) = pieces
-                    owners.append((row, len(words_of_row)))
+            for start, end, (position, *more) in _replaceable(text, encoded[row], longest - 1):
+                if not more:
                     masked.append([*ids[:position], self.tokenizer.mask_token_id, *ids[position + 1 :]])
                     positions.append(position)
+                    found.append((row, start, end, None))
                 elif self.neighbors is not None:
-                    word = Word(start, end, self.neighbors.nearest(text[start:end], self.candidates))
-                words_of_row.append(word)
-            words.append(words_of_row)
-        for (row, place), candidates in zip(owners, self.predicted(masked, positions), strict=True):
-            word = words[row][place]
-            words[row][place] = Word(word.start, word.end, candidates)
-        return [[word for word in row if word.candidates] for row in words]
+                    found.append((row, start, end, self.neighbors.nearest(text[start:end], self.candidates)))
+        predicted = iter(self.predicted(masked, positions))
+        words: list[list[Word]] = [[] for _ in texts]
+        for row, start, end, candidates in found:
+            word = Word(start, end, next(predicted) if candidates is None else candidates)
+            if word.candidates:
+                words[row].append(word)
+        return words
 
     @cached_property
     def vocabulary(self) -> list[str | None]:

@@ -70,29 +70,15 @@ class Metric:
         return _mean(rows) if self.of_sums is None else _bootstrapped(rows, self.of_sums)
 
 
-def paired_difference(metric: Metric, rows: np.ndarray, others: np.ndarray) -> Score:
-    """By how much the metric of one model exceeds that of another on the same rows, with the paired standard error.
+def paired_difference(metric: Metric, pairs: Sequence[tuple[np.ndarray, np.ndarray]], factor: float = 1.0) -> Score:
+    """By how much the metric of one model exceeds that of another on the same rows: the mean over several pairs of
+    models, one pair for each training seed.
 
-    It is analytical for means (McNemar's for rows of 0 and 1), and otherwise from a bootstrap that draws the same rows
-    for both models.
-
-    Args:
-        rows, others: the contributions of the rows, in the same order, for the two models.
-
-    Raises:
-        ValueError: the numbers of rows differ.
-    """
-    return _mean_of_differences(metric, [(rows, others)])
-
-
-def mean_paired_difference(
-    metric: Metric, pairs: Sequence[tuple[np.ndarray, np.ndarray]], factor: float = 1.0
-) -> Score:
-    """The mean of the paired differences of several pairs of models on the same rows, one pair for each training seed.
-
-    With one pair the standard error covers the choice of the rows alone. With several it also covers the choice of the
-    seeds: rows and seeds are crossed random effects, so the variance of the mean is that over the rows, plus what the
-    differences vary between seeds beyond the interaction of rows and seeds, which the former contains.
+    With one pair the standard error covers the choice of the rows alone: it is analytical for means (McNemar's for rows
+    of 0 and 1), and otherwise from a bootstrap that draws the same rows for both models. With several it also covers
+    the choice of the seeds: rows and seeds are crossed random effects, so the variance of the mean is that over the
+    rows, plus what the differences vary between seeds beyond the interaction of rows and seeds, which the former
+    contains.
 
     Args:
         pairs: for every seed the contributions of the rows, in the same order, for the two models.

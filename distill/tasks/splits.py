@@ -37,7 +37,8 @@ class AnySplit:
 
     def keys(self) -> Sequence[Hashable]:
         """A key for each row. Rows with the same key are never divided between training and search rows."""
-        raise NotImplementedError
+        first: Sequence[Hashable] = self.columns[0]
+        return first
 
     def take(self, rows: Sequence[int]) -> Self:
         """These rows, in this order."""
@@ -80,9 +81,6 @@ class SentenceSplit(AnySplit):
 
     texts: tuple[str, ...]
 
-    def keys(self) -> Sequence[Hashable]:
-        return self.texts
-
 
 @dataclass(frozen=True)
 class TaggedSplit(AnySplit):
@@ -96,9 +94,6 @@ class TaggedSplit(AnySplit):
         for row, (words, tags) in enumerate(zip(self.words, self.tags, strict=True)):
             if len(words) != len(tags) or not words:
                 raise ValueError(f"TaggedSplit: row {row} has {len(words)} words and {len(tags)} tags")
-
-    def keys(self) -> Sequence[Hashable]:
-        return self.words
 
 
 @dataclass(frozen=True)

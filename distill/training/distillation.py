@@ -95,7 +95,6 @@ def distil(
         settings = objective_spec.settings_with_labels(settings)
     learned = dict(projections or {})
     losses: list[float] = []
-    finished_steps = 0
     for number, (phase, phase_recipe) in enumerate(phase_recipes(objective_spec.phases(settings), recipe), start=1):
         objective = objective_spec.make(phase.settings, student.config, teacher_config, rows, seed)
         objective.load_state_dict({key: learned.get(key, value) for key, value in objective.state_dict().items()})
@@ -127,11 +126,10 @@ def distil(
                 accelerator=accelerator,
                 teacher=outputs,
                 seed=seed,
-                after_step=_counting_from(finished_steps, after_step),
+                after_step=_counting_from(len(losses), after_step),
                 checkpoint=Checkpoint(state_folder / f"phase-{number}.pt") if state_folder else None,
                 score=score,
             )
-        finished_steps += phase_recipe.steps
         learned |= objective.state_dict()
     return Distilled(learned, losses)
 

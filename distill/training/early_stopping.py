@@ -36,7 +36,8 @@ class EarlyStopping:
         """Evaluate the model if an evaluation is due after this step, counted from 1, or if it is the last one."""
         if step % self.eval_steps and step != self.steps:
             return
-        score = self._score_of_first_process()
+        # That of the first process: rounding may differ between processes, but all must take the same decision.
+        score = float(broadcast(torch.tensor(self.score(), dtype=torch.float64, device=self.accelerator.device)))
         if score > self.best_score:
             self.best_score, self.without_improvement = score, 0
             self.best_weights = {name: tensor.cpu().clone() for name, tensor in self.model.state_dict().items()}
@@ -47,11 +48,6 @@ class EarlyStopping:
         """Restore the weights of the best score, if there is one."""
         if self.best_weights:
             self.model.load_state_dict(self.best_weights)
-
-    def _score_of_first_process(self) -> float:
-        """The first process's score: rounding may differ between processes, but all must take the same decision."""
-        score = torch.tensor(self.score(), dtype=torch.float64, device=self.accelerator.device)
-        return float(broadcast(score))
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in STATE}

@@ -1,6 +1,6 @@
 """Evaluation of a model: its scores on a split, and the load of its experts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -24,15 +24,15 @@ from distill.training.loop import Diverged
 EVALUATION_BATCH = 100
 
 
-def split_batches(rows: Encoded, pad_id: int, first: int | None = None) -> list[tuple[Tensor, Batch]]:
+def split_batches(rows: Encoded, pad_id: int, first: int | None = None) -> list[Batch]:
     """Batches of rows of similar length from a whole split or from its `first` rows (for questions and long texts, all
-    windows of the first ones). Each batch comes with the indices of its encoded rows.
+    windows of the first ones).
     """
     source = np.arange(len(rows)) if rows.sources is None else rows.sources
     order = [
         chosen if first is None else chosen[source[chosen] < first] for chosen in eval_batches(rows, EVALUATION_BATCH)
     ]
-    return [(torch.from_numpy(chosen), collate(rows, chosen, pad_id)) for chosen in order if len(chosen)]
+    return [collate(rows, chosen, pad_id) for chosen in order if len(chosen)]
 
 
 def batch_logits(model: nn.Module, batches: Iterable[Batch], *, accelerator: Accelerator) -> list[Tensor]:
@@ -63,10 +63,9 @@ def rows_logits(model: nn.Module, rows: Encoded, pad_id: int, accelerator: Accel
     Raises:
         Diverged: a logit is NaN or infinite.
     """
-    pairs = split_batches(rows, pad_id)
-    parts = batch_logits(model, (batch for _, batch in pairs), accelerator=accelerator)
-    order = torch.cat([chosen for chosen, _ in pairs]).argsort()
-    return torch.cat(parts)[order].numpy()
+    batches = split_batches(rows, pad_id)
+    order = torch.cat([batch["rows"] for batch in batches]).argsort()
+    return torch.cat(batch_logits(model, batches, accelerator=accelerator))[order].numpy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +91,9 @@ class EvalSet:
             found = f"{rows.examples} encoded rows ({rows.task_type})"
             raise ValueError(f"{found} are not the {len(self.split)} of a split ({task_type})")
 
-    def batches(self) -> Iterator[Batch]:
-        return (batch for _, batch in split_batches(self.encoded, self.pad_id))
+    def batches(self, first: int | None = None) -> list[Batch]:
+        """`split_batches` of the examples, or of the `first` ones."""
+        return split_batches(self.encoded, self.pad_id, first)
 
     def score(self, model: nn.Module, accelerator: Accelerator, first: int | None = None) -> Score:
         """The task's first metric on all examples, or on the `first` ones.
@@ -115,30 +115,24 @@ class EvalSet:
         Raises:
             distill.training.loop.Diverged: the model's logits are not finite.
         """
-        return self.contributions_of(*self._logits(model, accelerator, first))
+        batches = self.batches(first)
+        return self.contributions_of(batch_logits(model, batches, accelerator=accelerator), batches)
 
-    def contributions_of(self, logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor]) -> dict[str, np.ndarray]:
-        """As `contributions`, given the logits of the batches of `split_batches` and the indices of their rows."""
+    def contributions_of(self, logits: Sequence[Tensor], batches: Sequence[Batch]) -> dict[str, np.ndarray]:
+        """As `contributions`, given the logits of each batch of `split_batches`."""
         assert self.task.type.references is not None
-        predicted = self._predictions(logits_of_batches, indices)
+        predicted = self._predictions(logits, batches)
         return contributions(self.task, predicted, self.task.type.references(self.split)[: len(predicted)])
 
     def predictions(self, model: nn.Module, accelerator: Accelerator, first: int | None = None) -> Sequence[Any]:
         """The predictions for all examples, or for the `first` ones, in their order."""
-        return self._predictions(*self._logits(model, accelerator, first))
+        batches = self.batches(first)
+        return self._predictions(batch_logits(model, batches, accelerator=accelerator), batches)
 
-    def _logits(
-        self, model: nn.Module, accelerator: Accelerator, first: int | None = None
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        pairs = split_batches(self.encoded, self.pad_id, first)
-        logits = batch_logits(model, (batch for _, batch in pairs), accelerator=accelerator)
-        return logits, [chosen for chosen, _ in pairs]
-
-    def _predictions(self, logits_of_batches: Sequence[Tensor], indices: Sequence[Tensor]) -> Sequence[Any]:
-        numbers = [int(number) for chosen in indices for number in chosen]
-        unordered = dict(zip(numbers, (logits.numpy() for part in logits_of_batches for logits in part), strict=True))
-        ordered = [unordered[number] for number in range(len(unordered))]
-        return self.task.predict(self.encoded, ordered, self.split)
+    def _predictions(self, logits: Sequence[Tensor], batches: Sequence[Batch]) -> Sequence[Any]:
+        numbers = torch.cat([batch["rows"] for batch in batches]).tolist()
+        of_rows = dict(zip(numbers, (row.numpy() for of_batch in logits for row in of_batch), strict=True))
+        return self.task.predict(self.encoded, [of_rows[number] for number in range(len(of_rows))], self.split)
 
 
 def comparable_outputs(

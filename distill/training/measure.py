@@ -70,7 +70,7 @@ def scores(
     for name in contributions.keys() - {reference}:
         for metric, score in by_model[name].items():
             pair = contributions[name][metric], contributions[reference][metric]
-            difference = paired_difference(task.type.metrics[metric], *pair)
+            difference = paired_difference(task.type.metrics[metric], [pair])
             whole = by_model[reference][metric].value
             fraction = score.value / whole if whole > 0 else None
             results[name][metric]["difference"] = {"to": reference, **asdict(difference), "share": fraction}

@@ -97,7 +97,6 @@ class Progress:
         return self.what is not None
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self.said = time.monotonic()
         if not self.quiet:
             self.console.print(text)

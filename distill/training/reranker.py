@@ -41,8 +41,10 @@ def check_reranker(source: str, config: Any) -> None:
 
 def keep_activation(source: str, config: Any) -> None:
     """Add to a configuration what the folder or name says of a CrossEncoder, where it is not there already."""
-    if getattr(config, SETTINGS, None) is None and (activation := _activation(source, config)):
-        setattr(config, SETTINGS, {ACTIVATION: activation})
+    if getattr(config, SETTINGS, None) is None:
+        former = getattr(config, FORMER, None)
+        if activation := _stored(source).get(ACTIVATION) if former is None else str(former):
+            setattr(config, SETTINGS, {ACTIVATION: activation})
 
 
 def make_reranker(config: Any) -> None:
@@ -54,13 +56,6 @@ def make_reranker(config: Any) -> None:
 def is_reranker(config: Any) -> bool:
     """Whether this is the configuration of a CrossEncoder."""
     return config.num_labels == 1 and ACTIVATION in (getattr(config, SETTINGS, None) or {})
-
-
-def _activation(source: str, config: Any) -> str | None:
-    """The class of the activation; None if nothing says that this is a CrossEncoder."""
-    if (former := getattr(config, FORMER, None)) is not None:
-        return str(former)
-    return _stored(source).get(ACTIVATION)
 
 
 def _stored(source: str) -> dict[str, Any]:

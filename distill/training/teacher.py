@@ -1,14 +1,11 @@
-"""Loading, validation and fine-tuning of teachers and other checkpoints."""
+"""Loading and validation of teachers and other checkpoints."""
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -17,8 +14,6 @@ from distill.encoders.family import family_of, supported
 from distill.encoders.student.anatomy import Family
 from distill.encoders.unshare import unshare_config
 from distill.encoders.verify import verify
-from distill.objectives import hard_labels
-from distill.objectives.outputs import Batch
 from distill.tasks.types import (
     CLASSIFICATION,
     EMBEDDINGS,
@@ -29,10 +24,7 @@ from distill.tasks.types import (
     task_type_of_class,
 )
 from distill.tasks.types.embeddings import POOLING
-from distill.training.checkpoint import Checkpoint
-from distill.training.loop import train
 from distill.training.model_folder import tokenizer_notes, unsupported, unused, why_unreadable
-from distill.training.recipe import Recipe
 from distill.training.reranker import keep_activation
 from distill.training.sentences import pooling_of
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
@@ -332,37 +324,3 @@ def source_fingerprint(source: str) -> str:
     """A hash that identifies a checkpoint: of its weights, configuration and tokenizer if local, else of its name."""
     files = files_of_model(Path(locate(source)))
     return fingerprint([file.name for file in files], *files) if files else fingerprint(source)
-
-
-def finetune(
-    source: str,
-    labels: Sequence[str],
-    batches: Iterable[Batch],
-    recipe: Recipe,
-    *,
-    accelerator: Accelerator,
-    task_type: str = CLASSIFICATION,
-    seed: int = 0,
-    after_step: Callable[[int, float], None] | None = None,
-    checkpoint: Checkpoint | None = None,
-    score: Callable[[PreTrainedModel], float] | None = None,
-) -> PreTrainedModel:
-    """Fine-tune a pre-trained encoder on labeled batches; returns it in evaluation mode with frozen weights. Without
-    any steps, it must have a trained head for these classes.
-
-    Arguments and errors are as in `distill.training.loop.train`; `score` evaluates the model that it is given.
-    """
-    torch.manual_seed(seed)
-    model = load_model(source, labels, task_type, new_head=recipe.steps > 0)
-    train(
-        model,
-        batches,
-        hard_labels(),
-        recipe,
-        accelerator=accelerator,
-        seed=seed,
-        after_step=after_step,
-        checkpoint=checkpoint,
-        score=score and partial(score, model),
-    )
-    return model.eval().requires_grad_(False)

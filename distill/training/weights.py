@@ -92,7 +92,7 @@ def load_weights(model_class: Any, source: str, config: Any, *, strict: bool = F
     check_config(config)
     if (Path(source) / WEIGHTS).exists() or (Path(source) / INDEX).exists():
         # Before memory is allocated for a model that the files do not contain.
-        _check_size(_empty(model_class, shared_config(config, source)), Path(source), strict)
+        _check_size(model_class, shared_config(config, source), Path(source), strict)
     try:
         model, info = model_class.from_pretrained(
             source,
@@ -125,21 +125,15 @@ def _needed(model: PreTrainedModel, name: str, strict: bool) -> bool:
     return strict or (name.startswith(prefix) and not name.startswith(f"{prefix}pooler."))
 
 
-def _empty(model_class: Any, config: Any) -> PreTrainedModel:
-    """The model without memory for its weights."""
-    make = getattr(model_class, "from_config", model_class)
-    try:
-        with torch.device("meta"), no_init_weights():
-            model: PreTrainedModel = make(config)
-    except UNREADABLE as error:
-        raise WeightsError(f"config.json describes no model: {reason(error)}") from None
-    return model
-
-
-def _check_size(model: PreTrainedModel, folder: Path, strict: bool) -> None:
+def _check_size(model_class: Any, config: Any, folder: Path, strict: bool) -> None:
     """Check that the files have at least as many values as the model needs. Names and shapes are compared after
     loading, because `from_pretrained` translates the names of old checkpoints.
     """
+    try:
+        with torch.device("meta"), no_init_weights():
+            model: PreTrainedModel = getattr(model_class, "from_config", model_class)(config)
+    except UNREADABLE as error:
+        raise WeightsError(f"config.json describes no model: {reason(error)}") from None
     needed = sum(value.numel() for name, value in model.named_parameters() if _needed(model, name, strict))
     present = sum(dict(_sizes(folder)).values())
     if needed > present:

@@ -150,7 +150,7 @@ def _beside_teacher(rows: Mapping[str, np.ndarray], metrics: Sequence[str]) -> d
         for metric, of_model_Q, of_teacher_Q in zip(metrics, rows_Q3.T, rows[TEACHER].T, strict=False):
             result[name][metric] = asdict(MEAN.of_contributions(of_model_Q))
             if name != TEACHER:
-                of_pairs = paired_difference(MEAN, of_model_Q, of_teacher_Q)
+                of_pairs = paired_difference(MEAN, [(of_model_Q, of_teacher_Q)])
                 result[name][metric]["difference"] = {"to": TEACHER, **asdict(of_pairs)}
     return result
 

@@ -69,7 +69,7 @@ class OneShotEvaluator:
         for name, model in self._models(architecture):
             task, rows, split = self.tasks[name]
             scores[name] = EvalSet(task, split, rows, self.pad_id).score(model, self.accelerator, self.rows_per_task)
-            batches = (batch for _, batch in split_batches(rows, self.pad_id, INTERMEDIATE_ROWS))
+            batches = split_batches(rows, self.pad_id, INTERMEDIATE_ROWS)
             loads.append(expert_load(model, batches, accelerator=self.accelerator))
         return mean_score(scores, loads)
 

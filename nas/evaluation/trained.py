@@ -212,5 +212,5 @@ class TrainedEvaluator:
 
     def loads(self, model: PreTrainedModel, rows: Encoded, first: int | None = None) -> tuple[Load, ...]:
         """How the model's experts share the tokens of the rows, or of the `first` rows; empty if the model is dense."""
-        batches = (batch for _, batch in split_batches(rows, self.supernet_config.pad_token_id, first))
+        batches = split_batches(rows, self.supernet_config.pad_token_id, first)
         return tuple(expert_load(model, batches, accelerator=self.accelerator))

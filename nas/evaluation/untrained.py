@@ -57,8 +57,7 @@ class _TaskScores:
 
     def __init__(self, evaluator: TrainedEvaluator, rows: int | None, by_fidelity: bool) -> None:
         self.evaluator, self.task = evaluator, evaluator.task
-        pairs = split_batches(evaluator.search_rows, evaluator.supernet_config.pad_token_id, rows)
-        self.indices, self.batches = [indices for indices, _ in pairs], [batch for _, batch in pairs]
+        self.batches = split_batches(evaluator.search_rows, evaluator.supernet_config.pad_token_id, rows)
         self.sources = evaluator.search_rows.sources
         self.teacher_NC = None
         if by_fidelity:
@@ -69,7 +68,7 @@ class _TaskScores:
         """The task's first metric, and the fidelity to the teacher if candidates are scored by that."""
         evaluator, task = self.evaluator, self.task
         logits = batch_logits(model, self.batches, accelerator=evaluator.accelerator)
-        rows = evaluator.search_set.contributions_of(logits, self.indices)
+        rows = evaluator.search_set.contributions_of(logits, self.batches)
         metric = scores_of(task, rows)[task.metrics[0]]
         if self.teacher_NC is None:
             return metric, None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from distill.training.evaluation import EvalSet, split_batches
+from distill.training.evaluation import EvalSet
 from distill.training.measure import scores
 from foundation.files import scratch_folder
 from nas.onnx.model import OnnxModel, quiet
@@ -31,10 +31,9 @@ def scores_of_models(dev: EvalSet, models: Mapping[str, OnnxModel], reference: s
     """For each model and metric the value, its standard error, and its paired difference to that of the model named
     `reference`.
     """
-    batches = split_batches(dev.encoded, dev.pad_id)
-    indices = [chosen for chosen, _ in batches]
-    contributions = {}
-    for name, model in models.items():
-        logits = [model.logits(batch) for _, batch in batches]
-        contributions[name] = dev.contributions_of(logits, indices)
+    batches = dev.batches()
+    contributions = {
+        name: dev.contributions_of([model.logits(batch) for batch in batches], batches)
+        for name, model in models.items()
+    }
     return scores(dev.task, contributions, reference)

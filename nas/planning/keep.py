@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from distill.tasks.metrics import Metric, mean_paired_difference
+from distill.tasks.metrics import Metric, paired_difference
 from nas.config.schema import ConfigError, StudyConfig
 from nas.planning.budget import base_model
 from nas.planning.finalists import Confirmation
@@ -64,10 +64,10 @@ def fraction_kept(
     pairs = [(confirmed.rows, teacher) for confirmed in of_seeds.values() if confirmed.rows is not None]
     if not pairs:
         return None
-    fraction = 1 + mean_paired_difference(metric, pairs).value / whole
+    fraction = 1 + paired_difference(metric, pairs).value / whole
     # By the delta method, the error of s / t is that of (s - fraction * t) / t.
-    error = mean_paired_difference(metric, pairs, fraction).standard_error / whole
-    margin = mean_paired_difference(metric, pairs, wanted)
+    error = paired_difference(metric, pairs, fraction).standard_error / whole
+    margin = paired_difference(metric, pairs, wanted)
     if margin.standard_error > 0:
         confidence = float(norm.cdf(margin.value / margin.standard_error))
     else:

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import torch
+
+from distill.objectives import hard_labels
 from distill.training.checkpoint import Checkpoint
 from distill.training.evaluation import EvalSet
 from distill.training.kept_teacher import check_kept
-from distill.training.teacher import finetune
+from distill.training.loop import train
+from distill.training.teacher import load_model
 from foundation.files import save_pretrained
 from nas.preparation import data
 from nas.preparation.context import PreparationContext
@@ -34,17 +38,18 @@ def teacher_entry(context: PreparationContext) -> Entry:
         recipe = config.finetune.build(len(rows))
         search = EvalSet(task, folders.split("search"), folders.rows("search"), context.tokenizer.pad_token_id)
         with refusing_divergence("finetune"):
-            model = finetune(
-                config.teacher,
-                task.labels,
+            torch.manual_seed(config.seed)  # for a new head
+            model = load_model(config.teacher, task.labels, task.task_type, new_head=recipe.steps > 0)
+            train(
+                model,
                 context.recipe_batches(rows, recipe, config.seed),
+                hard_labels(),
                 recipe,
                 accelerator=context.accelerator,
-                score=lambda model: search.score(model, context.accelerator).value,  # for early stopping
-                task_type=task.task_type,
                 seed=config.seed,
                 after_step=lambda step, loss: context.on_progress("teacher: fine-tuning", step / recipe.steps),
                 checkpoint=Checkpoint(state / "fine-tuning.pt"),
+                score=lambda: search.score(model, context.accelerator).value,  # for early stopping
             )
         if config.finetune.steps == 0:
             check_kept(config.teacher, model, search, context.accelerator)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from distill.table import plural
-from distill.tasks.metrics import mean_paired_difference
+from distill.tasks.metrics import paired_difference
 from foundation.errors import UserError
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
@@ -220,7 +220,7 @@ def _difference(item: Item, reference: Item, split: str) -> Difference | None:
         counts = " and ".join(f"{length:,}" for length in sorted(lengths))
         raise UserError(f"{item.name} and {reference.name} were scored on different rows: {counts} of them")
     metric = metric_of_rows(item.config, pairs[0][0])
-    lead = mean_paired_difference(metric, pairs)
+    lead = paired_difference(metric, pairs)
     sure = lead.standard_error == 0
     p = float(lead.value == 0) if sure else float(2 * norm.sf(abs(lead.value) / lead.standard_error))
     count = lengths.pop()

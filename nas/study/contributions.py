@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.tasks.metrics import MEAN, Metric, mean_paired_difference
+from distill.tasks.metrics import MEAN, Metric, paired_difference
 from nas.config.schema import StudyConfig
 
 # Seed -> a result with the contributions of its `rows`, or None.
@@ -80,5 +80,5 @@ def lead_over(
     if not pairs:
         return None
     rows = list(pairs.values())
-    lead = mean_paired_difference(metric(rows[0][0]), rows)
+    lead = paired_difference(metric(rows[0][0]), rows)
     return {"over": over, "over_trial": trial, **asdict(lead), "seeds": list(pairs)}

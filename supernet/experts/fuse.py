@@ -120,7 +120,10 @@ def remove_experts(
             prefix = f"{family_of_weights(weights).prefix(weights)}{place}."
             ffn = layers[place]
             remaining = _remaining(f"layers[{place}]", ffn.experts.count, 1, removed)
-            layers[place] = _with_count(ffn, len(remaining))
+            experts = DENSE
+            if len(remaining) > 1:
+                experts = replace(ffn.experts, count=len(remaining), top_k=min(ffn.experts.top_k, len(remaining)))
+            layers[place] = replace(ffn, experts=experts)
             scale = _output_scale(ffn, layers[place], place) if relative else Fraction(1)
         tensors = {name: tensor for name, tensor in weights.items() if name.startswith(prefix)}
         for name in tensors:
@@ -220,10 +223,3 @@ def _fused(tensor: Tensor, remaining: Sequence[int], heirs: Mapping[int, int], l
             mean = torch.einsum("e,e...->...", load_E[group] / total, tensor[group].double())
             kept[number] = mean.to(tensor.dtype)
     return kept
-
-
-def _with_count(ffn: FFN, count: int) -> FFN:
-    """The FFN with this number of experts."""
-    if count == 1:
-        return replace(ffn, experts=DENSE)
-    return replace(ffn, experts=replace(ffn.experts, count=count, top_k=min(ffn.experts.top_k, count)))

@@ -8,19 +8,16 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from distill.command.examples import batches_for_importance, open_examples
-from distill.command.folder import write_new
 from distill.command.options import recipe_of
-from distill.command.report import report, show, train_and_report, write_metrics
+from distill.command.report import report, train_and_report, write_and_show
 from distill.tasks.encoding import token_frequencies
 from distill.tasks.types import task_type_of
 from distill.training.evaluation import expert_load
 from distill.training.kept_teacher import check_kept
 from distill.training.layout import ARCHITECTURE_FILE
 from distill.training.measure import measure
-from distill.training.progress import terminal
 from distill.training.run import TEACHER, Training
 from distill.training.teacher import load_model
-from foundation.files import save_pretrained
 from search_spaces.architecture import Architecture
 from supernet.build import build, set_dropout
 from supernet.experts import ExpertsError
@@ -107,14 +104,7 @@ def prune(options: argparse.Namespace) -> int:
     measured = measure(models, examples.eval_set, accelerator, architectures=architectures)
     metrics = report(options, examples, accelerator, measured)
 
-    def write(draft: Path) -> None:
-        save_pretrained(draft, pruned, examples.tokenizer)
-        smaller.save(draft / ARCHITECTURE_FILE)
-        write_metrics(draft, metrics)
-
-    write_new(options.out, write)
     untouched = untouched_experts(architecture, options.part)
     part = "the head" if options.part == "head" else "feed-forward networks"
     kept = [f"only the experts of {part} are removed; the {untouched} stay"] if untouched else []
-    console = terminal(stderr=options.json)
-    return show(options, console, metrics, *kept)
+    return write_and_show(options, metrics, pruned, examples.tokenizer, smaller, *kept)

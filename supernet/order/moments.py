@@ -116,27 +116,6 @@ class ModelMoments:
         )
 
 
-def _checked(place: str, metric_DD: Tensor | None) -> Tensor:
-    """The metric of this linear layer.
-
-    Args:
-        metric_DD: None if there were no tokens.
-
-    Raises:
-        MomentsError: as for `ModelMoments`.
-    """
-    if metric_DD is None:
-        raise MomentsError(f"{place}: the training examples have no tokens; check the data")
-    if not bool(torch.isfinite(metric_DD).all()):
-        raise MomentsError(f"{place}: activations or gradients are not finite; lower the supernet's learning rate")
-    if not bool(metric_DD.any()):
-        raise MomentsError(
-            f"{place}: the predictions do not depend on its output, so nothing says which channels matter; train "
-            "the supernet longer, or sort its channels by another order, such as magnitude"
-        )
-    return metric_DD
-
-
 class _Sums:
     """Running sums over the tokens of batches."""
 
@@ -159,7 +138,18 @@ class _Sums:
             self.metric_DD += (gradient_ND.t() @ gradient_ND).double().cpu()
 
     def metric(self, place: str) -> Tensor:
-        return _checked(place, self.metric_DD / self.tokens if self.tokens else None)
+        """The metric of this linear layer; errors are those of `ModelMoments`."""
+        if not self.tokens:
+            raise MomentsError(f"{place}: the training examples have no tokens; check the data")
+        metric_DD = self.metric_DD / self.tokens
+        if not bool(torch.isfinite(metric_DD).all()):
+            raise MomentsError(f"{place}: activations or gradients are not finite; lower the supernet's learning rate")
+        if not bool(metric_DD.any()):
+            raise MomentsError(
+                f"{place}: the predictions do not depend on its output, so nothing says which channels matter; train "
+                "the supernet longer, or sort its channels by another order, such as magnitude"
+            )
+        return metric_DD
 
     def moments(self, place: str) -> Moments:
         metric_DD = self.metric(place)

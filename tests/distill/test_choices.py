@@ -11,7 +11,6 @@ from distill.__main__ import main
 from distill.__main__ import parser as distill_parser
 from distill.objectives import OBJECTIVES
 from distill.tasks.readers import READERS
-from supernet.experts import command as experts
 
 
 def test_every_objective_and_task_has_a_line() -> None:
@@ -31,12 +30,6 @@ def test_a_question_mark_lists_the_choices(
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(maxsplit=1) for line in printed] == [[name, line] for name, line in lines.items()]
     assert all(line in distill_parser().format_help() for line in printed)
-
-
-def test_supernet_experts_lists_tasks(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        experts.main(["--task", "?"])
-    assert "word_order" in capsys.readouterr().out
 
 
 def test_extensions_are_listed_and_their_mistakes_reported(

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,11 +42,6 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         Parser(prog="distill").parse_args(["--version"])
     assert stop.value.code == DONE
     assert capsys.readouterr().out == f"ffn-nas {__version__}\n"
-
-
-@pytest.mark.parametrize(("command", "outcome"), [(lambda: DONE, DONE), (lambda: 1, 1)])
-def test_a_status_is_returned(command: Callable[[], int], outcome: int) -> None:
-    assert guard("distill", command) == outcome
 
 
 def test_a_fault_is_not_hidden() -> None:

@@ -26,12 +26,6 @@ def drawn(count: int) -> Iterator[Architecture]:
         yield next(architectures(1, base, seed))
 
 
-def stored(architecture: Architecture, labels: int) -> int:
-    with torch.device("meta"):
-        model = build(architecture, num_labels=labels)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 ORDERS = [[2, 0, 3, 1], [0, 1, 2, 3], [3, 1, 0, 2]]
 FEW, MANY = [[1], [], [0, 3]], [[2, 1, 0], [3, 0], [0, 3, 1]]
 
@@ -87,12 +81,6 @@ def test_each_layer_of_a_deeper_student_has_the_heads_of_the_one_that_it_repeats
     assert deeper.kept_heads == [order for order in ORDERS for _ in range(2)]
 
 
-def test_parameters_are_the_closed_form() -> None:
-    for number, architecture in enumerate(drawn(60)):
-        labels = 1 + number % 4
-        assert stored(architecture, labels) == cost.params(architecture, labels), architecture
-
-
 @settings(max_examples=60, deadline=None)
 @given(strategies.architectures())
 def test_parameters_of_experts(architecture: Architecture) -> None:
@@ -128,7 +116,9 @@ def test_parameters_of_experts(architecture: Architecture) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_of_the_published_architectures(name: str) -> None:
-    assert stored(PUBLISHED[name], 3) == cost.params(PUBLISHED[name], 3)
+    with torch.device("meta"):
+        model = build(PUBLISHED[name], num_labels=3)
+    assert sum(parameter.numel() for parameter in model.parameters()) == cost.params(PUBLISHED[name], 3)
 
 
 def test_configuration_survives_json() -> None:

@@ -25,8 +25,7 @@ from transformers import (
 )
 
 from distill.__main__ import main as distill
-from distill.tasks.readers import load_task
-from distill.training.teacher import load_unchanged, locate
+from distill.training.teacher import load_unchanged
 from search_spaces import FFN, GELU, Architecture, Experts
 from supernet.build import base_of_teacher
 from supernet.cut_vocabulary import main
@@ -200,9 +199,6 @@ def test_bad_checkpoints(tmp_path: Path, refused: Refused) -> None:
     [
         (["--task", "word_order", "--out", "{}/full"], "exists and is not empty: choose another folder"),
         (["--out", "{}/new"], "name the rows by one of --task NAME, --train FILE with --dev FILE, or --corpus TEXT"),
-        (["--task", "a", "--corpus", "b", "--out", "{}/new"], "name the rows by one of --task NAME"),
-        (["--train", "x.tsv", "--out", "{}/new"], "--train needs --dev FILE"),
-        (["--corpus", "x.txt", "--label", "kind", "--out", "{}/new"], "--label describes the rows of --train FILE"),
         (
             ["--corpus", "x.txt", "--out", "{}/new", "--vocab-size", "0"],
             "--vocab-size: must be a whole number of at least 1",
@@ -239,21 +235,3 @@ def test_words_without_their_longest_beginning(tmp_path: Path, capsys: pytest.Ca
         command = [str(checkpoint), "--corpus", str(tmp_path / "text.txt"), *SMALL, "--json"]
         assert main([*command, "--out", str(tmp_path / f"out{number}")]) == 0
         assert json.loads(capsys.readouterr().out)["spelled_otherwise"] == {"train": otherwise}
-
-
-@pytest.mark.slow
-def test_minilm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The published encoder, on the text of its task: most tokens do not occur in it."""
-    source, out, task = "sentence-transformers/all-MiniLM-L6-v2", tmp_path / "cut", load_task("word_order", None)
-    texts = task.train.texts[:2000]
-    (tmp_path / "text.txt").write_text("\n".join(texts))
-    assert main([source, "--corpus", str(tmp_path / "text.txt"), "--out", str(out), *SMALL]) == 0
-    models = json.loads((out / "metrics.json").read_text())["models"]
-    assert models["whole"]["pieces"] == 30522 and models["cut"]["pieces"] < 8000
-    own, small = (AutoTokenizer.from_pretrained(folder) for folder in (locate(source), out))
-    assert all(own.tokenize(row) == small.tokenize(row) for row in texts)
-    assert small.tokenize("Zürich 東京 xyzzy") and small.unk_token not in small.tokenize("Zürich 東京 xyzzy")
-    before, after = (AutoModel.from_pretrained(folder).eval() for folder in (locate(source), out))
-    given = [tokens(list(texts[:8]), padding=True, return_tensors="pt") for tokens in (own, small)]
-    states = [model(**one).last_hidden_state for model, one in zip((before, after), given, strict=True)]
-    torch.testing.assert_close(*states)

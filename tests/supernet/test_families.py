@@ -180,23 +180,6 @@ def test_what_only_students_of_bert_have(architecture: Architecture, name: str) 
     config_of(architecture)
 
 
-@pytest.mark.parametrize(("other", "cls"), PAIRS)
-def test_ordinary_forms_are_equal(cls: type, other: str) -> None:
-    """A student of different widths as a plain model of its family, and as a plain BERT."""
-    ordinary = []
-    for teacher in pair(cls, other=other):
-        base, graph = base_of_teacher(teacher.config)
-        layers = tuple(FFN(graph, expansion=Fraction(width, 48)) for width in (12, 48, 30))
-        weights = inherit(from_teacher(teacher, stack=1).state_dict(), Architecture.of_ffns(base, layers))
-        student = build(
-            Architecture.of_ffns(base, layers), task_type_of(teacher), template=teacher.config, weights=weights
-        )
-        ordinary.append(ordinary_form(student.eval(), teacher.config.model_type).model)
-        assert type(ordinary[-1]) is type(teacher)
-    if comparable(cls, other):
-        equal(ordinary)
-
-
 def test_checkpoints_are_read_back(tmp_path: Path) -> None:
     student = shaken(from_teacher(pair()[1], stack=1)).eval()
     student.save_pretrained(tmp_path)

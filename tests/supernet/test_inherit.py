@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,25 @@ from torch import Tensor
 from transformers import RobertaConfig
 
 from distill.tasks.types import TASK_TYPES
-from search_spaces import FFN, GELU, Architecture, Attention, Base, Embedding, Experts, FFNGraph, Layer, PredictionHead
+from search_spaces import (
+    FFN,
+    GELU,
+    PUBLISHED,
+    Architecture,
+    Attention,
+    Base,
+    Embedding,
+    Experts,
+    FFNGraph,
+    Layer,
+    PredictionHead,
+)
 from search_spaces.cost import project_width
 from search_spaces.routing import ROUTINGS
 from supernet.build import build
 from supernet.embedding import principal_axes
 from supernet.experts.routers import DEVIATION, routing_table
-from supernet.inherit import attention_slice, inherit
+from supernet.inherit import attention_slice, expert_channels, inherit
 from tests.search_spaces import strategies
 from tests.tiny import BASE, architectures, batch, inputs, shaken
 
@@ -211,6 +224,14 @@ def of_experts(weights: dict[str, Tensor], architecture: Architecture) -> dict[s
             for kind in ("weight", "bias"):
                 expected[f"{own}LayerNorm.{kind}"] = weights[f"{own}LayerNorm.{kind}"]
     return expected
+
+
+def test_moeberts_experts() -> None:
+    """Section 4.1: four experts of 768 channels, 512 of them shared; the lower half of the 3072 is not used."""
+    moebert = PUBLISHED["moebert"]
+    rows = [set(row) for row in expert_channels(moebert.base, moebert.ffns[0]).tolist()]
+    assert [len(row) for row in rows] == [768] * 4 and set.union(*rows) == set(range(1536))
+    assert all(one & other == set(range(512)) for one, other in combinations(rows, 2))
 
 
 def check_experts(weights: dict[str, Tensor], architecture: Architecture) -> None:

@@ -208,8 +208,6 @@ def test_the_command_and_distillation(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--train", "x.tsv", "--dev", "y.tsv"], "file", "--out {out} is not a folder"),
         ([], "new", "name the rows by --task NAME, or by --train FILE and --dev FILE"),
         (["--task", "sst2", "--train", "x.tsv"], "new", "--train cannot be combined with --task sst2: leave one of"),
-        (["--train", "x.tsv"], "new", "--train needs --dev FILE"),
-        (["--train", "x.tsv", "--dev", "y.tsv", "--data", "z"], "new", "--data is the folder of the files of a --task"),
         (["--task", "sst2", "--label", "kind"], "new", "--label describes the rows of --train FILE; add --train, or"),
     ],
 )  # fmt: skip

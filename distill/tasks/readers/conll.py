@@ -69,12 +69,10 @@ def load(name: str, data: Path | None = None) -> TaskData[TaggedSplit]:
 
 
 def task_type(name: str) -> str:
-    """See `Reader.task_type`."""
     return TOKEN_CLASSIFICATION
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
-    """See `Reader.sources`."""
     if data is not None:
         return list(_files(data))
     if name not in HUB:

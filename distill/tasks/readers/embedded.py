@@ -46,7 +46,6 @@ def load(name: str, data: Path | None = None) -> TaskData[Split]:
 
 
 def task_type(name: str) -> str:
-    """See `Reader.task_type`."""
     return CLASSIFICATION
 
 

@@ -129,12 +129,10 @@ def trained_on(name: str) -> str:
 
 
 def task_type(name: str) -> str:
-    """See `Reader.task_type`."""
     return TASKS[name].task.task_type
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
-    """See `Reader.sources`."""
     source = TASKS[name]
     if data is not None:
         return list(official_files(source, data, "train.tsv", source.dev_file))

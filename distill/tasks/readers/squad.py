@@ -43,12 +43,10 @@ def load(name: str, data: Path | None = None) -> TaskData[QuestionSplit]:
 
 
 def task_type(name: str) -> str:
-    """See `Reader.task_type`."""
     return QUESTION_ANSWERING
 
 
 def sources(name: str, data: Path | None = None) -> list[Path | str]:
-    """See `Reader.sources`."""
     if data is not None:
         return [_file(name, data, split) for split in ("train", "dev")]
     return hub.sources(HUB[name], HUB_SPLITS)

@@ -26,7 +26,9 @@ def read_paragraphs(source: str | Path) -> Iterator[str]:
     headings (` = Title = `), which are skipped.
     """
     files, name = _places(source)
-    documents = _rows_of(_table(name)) if name else map(lines_of, files)
+    documents: Iterable[Iterable[str]] = map(lines_of, files)
+    if name:  # some rows at a time
+        documents = (text.split("\n") for batch in _table(name).iter(1000) for text in batch["text"])
     between, any_text = True, False
     for document in documents:
         for line in chain(document, [""]):
@@ -78,11 +80,6 @@ def _table(source: str) -> Any:
     rows = hub.table(name, "train", configuration or None)
     check_columns(name, ["text"], rows.column_names)
     return rows
-
-
-def _rows_of(table: Any) -> Iterator[Iterable[str]]:
-    """The lines of each row of a data set, read some rows at a time."""
-    return (text.split("\n") for batch in table.iter(1000) for text in batch["text"])
 
 
 def lines_of(path: Path) -> Iterator[str]:

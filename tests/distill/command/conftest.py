@@ -27,7 +27,6 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tagger = BertConfig(**{**SIZES, **FOUR, "num_labels": 3, "id2label": TAGS})
     with_tokenizer(shaken(BertForTokenClassification(tagger), 4), folder / "tagger")
     with_tokenizer(bert(1, labels=2, **FOUR).base_model, folder / "headless")
-    with_tokenizer(bert(1, labels=2, **FOUR, id2label={0: "yes", 1: "no"}), folder / "swapped")
     with_tokenizer(bert(5, labels=2, **CLASSES), folder / "small")
     with_tokenizer(bert(5, labels=2, **CLASSES, hidden_size=16), folder / "narrow")
     with_tokenizer(bert(5, labels=2, **CLASSES), folder / "foreign", WORDS[::-1])
@@ -61,7 +60,6 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "SST-2" / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
     (folder / "text.txt").write_text("\n".join(texts), encoding="utf-8")
     (folder / "empty.txt").write_text("")
-    (folder / "header.tsv").write_text("sentence\tother\tlabel\n")
     (folder / "long.tsv").write_text("sentence\tlabel\n" + "w1 " * 50 + "\tno\nw2\tyes\nw3\tyes\n")
     (folder / "three.tsv").write_text("sentence\tlabel\nw1\tno\nw2\tyes\nw3\tmaybe\n")
     return folder

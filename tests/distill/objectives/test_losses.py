@@ -116,16 +116,6 @@ def test_no_rows(loss: Callable[..., Tensor]) -> None:
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 5), st.integers(1, 6), st.integers(1, 8), st.floats(0.07, 2), SEEDS)
-def test_contrastive(rows: int, count: int, width: int, temperature: float, seed: int) -> None:
-    shapes = (rows, width), (rows, width), (rows, count, width)
-    vectors = [F.normalize(random(*shape, seed=seed + number), dim=-1) for number, shape in enumerate(shapes)]
-    expected = references.contrastive(*(side.numpy() for side in vectors), temperature)
-    # Products of an error of 1e-7 are divided by the temperature.
-    assert contrastive(*vectors, temperature).item() == pytest.approx(expected, rel=2e-6, abs=5e-6)
-
-
-@settings(max_examples=30)
 @given(st.integers(1, 20), st.integers(1, 8), SEEDS)
 @example(1, 1, 0)
 def test_balance(tokens: int, experts: int, seed: int) -> None:

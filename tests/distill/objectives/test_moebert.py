@@ -42,13 +42,6 @@ def test_moebert(layers: str, kind: str, lengths: tuple[int, ...], classes: int,
     assert objective(*case(**shape, extra=3).given).item() == exactly(expected)
 
 
-def test_default_weights() -> None:
-    """All weights are 1, but that of the balance, 0.01; all states are compared."""
-    given = case(lengths=(3, 5), experts=3)
-    explicit = moebert(*given.configs, distill=1.0, labels=1.0, hidden=1.0, prediction=1.0, balance=0.01, layers="all")
-    assert moebert(*given.configs)(*given.given).item() == explicit(*given.given).item()
-
-
 @settings(max_examples=30)
 @drawn(LENGTHS, st.integers(0, 999), st.integers(0, 2))
 def test_answers_as_released(lengths: tuple[int, ...], seed: int, extra: int) -> None:

@@ -51,19 +51,6 @@ def routed(experts: dict[int, int], hashed: tuple[int, ...] = (), **changes: obj
 
 
 @torch.no_grad()
-def test_scores_are_what_eager_attention_normalises() -> None:
-    model, given = bert(attn_implementation="eager"), batch()
-    scores = run(model, given, frozenset({ATTENTION_SCORES})).attention_scores
-    expected = model(**inputs(given), output_attentions=True).attentions
-    hidden_keys = (1 - given["attention_mask"][:, None, None, :]).bool()
-    assert len(scores) == len(expected) == 2
-    for score, attention in zip(scores, expected, strict=True):
-        assert score.shape == (4, 4, 9, 9)
-        masked = score.masked_fill(hidden_keys, float("-inf"))
-        torch.testing.assert_close(masked.softmax(dim=-1), attention)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("searched", [False, True])
 def test_hidden_states_and_logits(searched: bool) -> None:
     model = shaken(build(next(architectures(1)), num_labels=3)).eval() if searched else bert()

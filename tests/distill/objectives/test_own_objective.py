@@ -99,10 +99,3 @@ def test_rows_of_its_own_rule_out_several_tasks(monkeypatch: pytest.MonkeyPatch)
     config = load_config("demo-ffn", {"objective": {"name": "staged"}, "tasks": ["library", "neighbours"]})
     with pytest.raises(ConfigError, match="tasks: staged works with the rows of a single task"):
         data.check_tasks(config)
-
-
-def test_text_that_it_cannot_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OBJECTIVES, "staged", ObjectiveSpec(staged))
-    config = load_config("demo-ffn", {"objective": {"name": "staged"}, "warmup.source": "text"})
-    with pytest.raises(ConfigError, match="warmup: staged learns from labels and predictions"):
-        settings_of(config, "warmup")

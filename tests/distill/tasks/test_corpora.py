@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 import textwrap
@@ -16,7 +15,6 @@ from distill.tasks.corpora import (
     is_prose,
     load_corpus,
     paragraphs,
-    save_corpus,
 )
 
 MODULE = '''
@@ -192,15 +190,6 @@ def test_columns_are_checked() -> None:
         Corpus(("a", "a"), ("s", "s"), ("d", "d"), (0, 1))
 
 
-def test_round_trip(house: Path, tmp_path: Path) -> None:
-    corpus = build_corpus({"house": house})
-    save_corpus(corpus, tmp_path / "new" / "c.jsonl")
-    loaded = load_corpus(tmp_path / "new" / "c.jsonl")
-    assert loaded == corpus
-    assert loaded.fingerprint == corpus.fingerprint
-    assert os.listdir(tmp_path / "new") == ["c.jsonl"]
-
-
 @pytest.mark.parametrize("damage", ["empty", "truncated", "altered", "other format", "no object"])
 def test_damaged_file_is_refused_and_rebuilt(
     damage: str, house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,8 +218,3 @@ def test_a_cached_corpus_is_read_not_built(house: Path, tmp_path: Path, monkeypa
     corpus = embedded_corpus(tmp_path)
     monkeypatch.setattr(corpora, "installed_sources", lambda: {})
     assert embedded_corpus(tmp_path) == corpus
-
-
-def test_standard_library_is_always_a_source() -> None:
-    assert "python" in installed_sources()
-    assert next(iter(installed_sources())) == "python"

@@ -93,9 +93,9 @@ def test_scores_are_those_of_mean_logits(kind: str, pieces: BertTokenizerFast, a
     for first in (None, 17):
         np.testing.assert_allclose(eval_set.predictions(model, accelerator, first), expected[:first], atol=1e-5)
     assert all(len(each) == 40 for each in eval_set.contributions(model, accelerator).values())
-    pairs = split_batches(rows, 0)
-    logits = batch_logits(model, [batch for _, batch in pairs], accelerator=accelerator)
-    outputs_NC = comparable_outputs(logits, [batch for _, batch in pairs], task.type, rows.sources)
+    batches = split_batches(rows, 0)
+    logits = batch_logits(model, batches, accelerator=accelerator)
+    outputs_NC = comparable_outputs(logits, batches, task.type, rows.sources)
     by_hand = comparable_outputs([torch.from_numpy(means)], [{}], task.type)
     np.testing.assert_allclose(outputs_NC, by_hand, atol=1e-5)
 

@@ -14,7 +14,6 @@ from sklearn import metrics as sk
 from distill.tasks.metrics import (
     Score,
     fidelity,
-    mean_paired_difference,
     metric_of,
     normalized,
     paired_difference,
@@ -198,7 +197,7 @@ def difference(task: Task, ours, theirs, references) -> Score:  # type: ignore[n
     """The paired difference in the task's score."""
     name = task.metrics[0]
     rows = [contributions(task, predictions, references)[name] for predictions in (ours, theirs)]
-    return paired_difference(task.score_metric, *rows)
+    return paired_difference(task.score_metric, [(rows[0], rows[1])])
 
 
 @given(st.lists(st.tuples(*3 * [st.integers(0, 3)]), min_size=1))
@@ -298,7 +297,7 @@ def test_models_of_different_rows_are_not_compared() -> None:
     for metric, shape in (("accuracy", ()), ("f1", (3,))):
         task = Task("t", PARAPHRASE.labels, metrics=(metric,))
         with pytest.raises(ValueError, match="paired difference: the models have 4 and 5 rows, not the same ones"):
-            paired_difference(task.score_metric, np.ones((5, *shape)), np.ones((4, *shape)))
+            paired_difference(task.score_metric, [(np.ones((5, *shape)), np.ones((4, *shape)))])
 
 
 @pytest.mark.parametrize("between_seeds", [0.0, 0.1])
@@ -310,19 +309,17 @@ def test_the_error_of_a_mean_over_seeds_is_its_spread_over_rows_and_seeds(betwee
         of_rows, of_seeds = 0.5 * rng.normal(size=100), between_seeds * rng.normal(size=3)
         differences = of_rows + of_seeds[:, None] + 0.5 * rng.normal(size=(3, 100))
         others = rng.normal(size=(3, 100))
-        found.append(mean_paired_difference(TOPIC.score_metric, list(zip(others + differences, others, strict=True))))
+        found.append(paired_difference(TOPIC.score_metric, list(zip(others + differences, others, strict=True))))
     variance = np.mean([one.standard_error**2 for one in found])
     assert variance == pytest.approx(np.var([one.value for one in found]), rel=0.15)
 
 
-def test_one_seed_is_a_paired_difference_and_equal_seeds_add_nothing() -> None:
+def test_equal_seeds_add_nothing() -> None:
     for metric in ("f1", "accuracy"):
         task, ours, theirs, labels = two_models("f1")
         task = Task("t", task.labels, metrics=(metric,))
-        pair = tuple(contributions(task, predictions, labels)[metric] for predictions in (ours, theirs))
-        alone = paired_difference(task.score_metric, *pair)
-        assert mean_paired_difference(task.score_metric, [pair]) == alone  # type: ignore[list-item]
-        twice = mean_paired_difference(task.score_metric, [pair, pair])  # type: ignore[list-item]
+        one, two = (contributions(task, predictions, labels)[metric] for predictions in (ours, theirs))
+        alone, twice = (paired_difference(task.score_metric, [(one, two)] * seeds) for seeds in (1, 2))
         assert (twice.value, twice.standard_error) == pytest.approx((alone.value, alone.standard_error))
 
 

@@ -118,8 +118,16 @@ def test_what_text_cannot_teach(name: str) -> None:
 
 
 def test_what_the_settings_are() -> None:
-    assert OBJECTIVES["kd"].defaults == {"alpha": 0.5, "temperature": 2.0, "balance": 0.0}
-    assert OBJECTIVES["theseus"].defaults == {"balance": 0.0, "start": 0.3, "until": 0.75}
+    one = {"distill": 1.0, "labels": 1.0, "hidden": 1.0, "prediction": 1.0}
+    of_papers = {
+        "kd": {"alpha": 0.5, "temperature": 2.0, "balance": 0.0},
+        "theseus": {"balance": 0.0, "start": 0.3, "until": 0.75},
+        "moebert": {**one, "layers": "all", "balance": 0.01, "paper_compatible": False},
+        "minilm": {"attention": 1.0, "values": 1.0, "labels": 0.0, "balance": 0.0, "teacher_layer": 0},
+        "minilmv2": {"relation": 1.0, "labels": 0.0, "balance": 0.0, "relation_heads": 48, "teacher_layer": 0},
+        "minimoe": {"relation": 1.0, "labels": 0.0, "balance": 0.01, "relation_heads": 32, "teacher_layer": 0},
+    }
+    assert {name: OBJECTIVES[name].defaults for name in of_papers} == of_papers
     assert "rows" not in OBJECTIVES["codir"].defaults
     for name in OBJECTIVES:
         given = {} if name == "codir" else {**OBJECTIVES[name].defaults, **FITTING.get(name, {})}
@@ -224,8 +232,9 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_it_goes_on_in_the_phase_it_was_in(
-    accelerator: Accelerator, tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    accumulate: int, accelerator: Accelerator, tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With projections, dropout, and a state that is kept every four steps."""
     monkeypatch.setattr("distill.training.distillation.Checkpoint", functools.partial(Checkpoint, every=4))
@@ -244,7 +253,7 @@ def test_it_goes_on_in_the_phase_it_was_in(
             rows(8),
             "tinybert",
             {},
-            Recipe(steps=20, batch_size=2, learning_rate=1e-3),
+            Recipe(steps=20, batch_size=2, learning_rate=1e-3, gradient_accumulation_steps=accumulate),
             accelerator=accelerator,
             tokenizer=tokens,
             after_step=after_step,

@@ -25,7 +25,6 @@ from distill.tasks.types import (
     token_classification,
 )
 from distill.training.evaluation import EvalSet, batch_logits, comparable_outputs, split_batches
-from distill.training.loop import Diverged
 from tests.scores import score
 from tests.tiny import SIZES, inputs, shaken, tokenizer
 
@@ -146,34 +145,17 @@ def test_rows_of_another_split_are_refused(pieces: BertTokenizerFast) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_of_batches(case: str, pieces: BertTokenizerFast, accelerator: Accelerator) -> None:
-    task, split = CASES[case]
-    rows, model = encode(pieces, split, LENGTH, task_type=task.task_type), model_of(case)
-    batches = [batch for _, batch in split_batches(rows, 0)]
-    found = batch_logits(model, batches, accelerator=accelerator)
-    for batch, logits in zip(batches, found, strict=True):
-        size, tokens = batch["input_ids"].shape
-        shapes = {"classes": (size, 2), "numbers": (size, 1), "tags": (size, tokens, 3), "questions": (size, 2, tokens)}
-        assert logits.shape == shapes[case] and logits.dtype == torch.float32
-    with torch.no_grad():
-        next(model.parameters()).fill_(torch.nan)
-    with pytest.raises(Diverged):
-        EvalSet(task, split, rows, 0).score(model, accelerator)
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_outputs_that_are_compared_are_those_of_single_rows(
     case: str, pieces: BertTokenizerFast, accelerator: Accelerator
 ) -> None:
     task, split = CASES[case]
     rows = encode(pieces, split, LENGTH, task_type=task.task_type)
     model = model_of(case)
-    pairs = split_batches(rows, 0, 60)
-    batches = [batch for _, batch in pairs]
+    batches = split_batches(rows, 0, 60)
     logits = batch_logits(model, batches, accelerator=accelerator)
     found_NC = comparable_outputs(logits, batches, task.type)
     expected: list[np.ndarray] = []
-    for row in (int(index) for indices, _ in pairs for index in indices):
+    for row in (int(index) for batch in batches for index in batch["rows"]):
         batch = collate(rows, np.array([row]), 0)
         with torch.no_grad():
             out = model(**inputs(batch))

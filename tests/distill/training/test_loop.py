@@ -206,40 +206,6 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_interrupted_and_resumed_is_the_same_run(accelerator: Accelerator, tmp_path: Path, accumulate: int) -> None:
-    def losses(checkpoint: Checkpoint | None, stop_at: int = 0) -> tuple[list[float], dict[str, Tensor]]:
-        model = tiny(hidden_size=16)
-        teacher = tiny(num_attention_heads=4)
-        objective = seeded(lambda: efficientbert(model.config, teacher.config))
-
-        def stop(step: int, _loss: float) -> None:
-            if step == stop_at:
-                raise Interrupted
-
-        found = train(
-            model,
-            map(task, range(9 * accumulate)),
-            objective,
-            Recipe(steps=9, learning_rate=1e-3, gradient_accumulation_steps=accumulate),
-            accelerator=accelerator,
-            teacher=LiveTeacher(teacher, objective.teacher_needs, accelerator),
-            after_step=stop,
-            checkpoint=checkpoint,
-        )
-        return found, {**model.state_dict(), **objective.state_dict()}
-
-    expected, weights = losses(None)
-    checkpoint = Checkpoint(tmp_path / "state.pt", every=2)
-    for stop_at in (3, 8):
-        with pytest.raises(Interrupted):
-            losses(checkpoint, stop_at)
-    found, resumed = losses(checkpoint)
-    assert found == expected
-    for name, weight in weights.items():
-        torch.testing.assert_close(resumed[name], weight, rtol=0, atol=0)
-
-
 STOPPING = Recipe(steps=12, learning_rate=1e-3, early_stopping_patience=2, eval_steps=2)
 
 

@@ -11,8 +11,7 @@ from transformers import BertConfig, DebertaV2Config, GPT2Config, NomicBertConfi
 
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
-from distill.training.recipe import Recipe
-from distill.training.teacher import TeacherError, finetune, load_config, load_model, load_tokenizer, source_fingerprint
+from distill.training.teacher import TeacherError, load_config, load_model, load_tokenizer, source_fingerprint
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from tests.distill.objectives.test_outputs import routed
 from tests.tiny import SIZES, batch, bert, inputs
@@ -56,20 +55,22 @@ def test_quantized_models_and_adapters_are_refused(tmp_path: Path) -> None:
         load_config(str(tmp_path))
 
 
-def test_the_classes_of_a_teacher_that_is_kept(tmp_path: Path, accelerator: Accelerator) -> None:
+def test_the_classes_of_a_teacher_that_is_kept(tmp_path: Path) -> None:
     """Capital letters make no difference, the order does."""
     teacher = bert(labels=2)
     teacher.config.id2label, teacher.config.label2id = {0: "NO", 1: "YES"}, {"NO": 0, "YES": 1}
     teacher.save_pretrained(tmp_path)
-    recipe, none = Recipe(steps=0, batch_size=1, learning_rate=1e-3), iter(())
-    kept = finetune(str(tmp_path), ["no", "yes"], none, recipe, accelerator=accelerator)
+    kept = load_model(str(tmp_path), ["no", "yes"], new_head=False).eval()
     assert kept.config.id2label == {0: "no", 1: "yes"}
     assert torch.equal(kept(**inputs(batch())).logits, teacher.eval()(**inputs(batch())).logits)
     with pytest.raises(TeacherError, match="has the classes NO, YES; the task's are yes, no, in this order"):
-        finetune(str(tmp_path), ["yes", "no"], none, recipe, accelerator=accelerator)
+        load_model(str(tmp_path), ["yes", "no"], new_head=False)
+    other = load_model(str(tmp_path), ["a", "b", "c"])
+    assert other.classifier.weight.shape == (3, 24)
+    assert torch.equal(other.bert.pooler.dense.weight, teacher.bert.pooler.dense.weight)
     teacher.base_model.save_pretrained(tmp_path)
     with pytest.raises(TeacherError, match="has no trained head for this task: fine-tune it first"):
-        finetune(str(tmp_path), ["no", "yes"], none, recipe, accelerator=accelerator)
+        load_model(str(tmp_path), ["no", "yes"], new_head=False)
 
 
 def test_types_without_a_class_for_a_task(tmp_path: Path) -> None:
@@ -117,40 +118,6 @@ def test_no_weights_or_tokenizer(tmp_path: Path) -> None:
         assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(TeacherError, match="has no tokenizer"):
         load_tokenizer(str(tmp_path))
-
-
-def test_a_head_of_the_same_size_is_kept(tmp_path: Path) -> None:
-    model = bert(labels=2)
-    model.save_pretrained(tmp_path)
-    with torch.no_grad():
-        kept = load_model(str(tmp_path), ["no", "yes"]).eval()
-        assert torch.equal(kept(**inputs(batch())).logits, model(**inputs(batch())).logits)
-    assert kept.config.id2label == {0: "no", 1: "yes"}
-
-    other = load_model(str(tmp_path), ["a", "b", "c"])
-    assert other.classifier.weight.shape == (3, 24)
-    assert torch.equal(other.bert.pooler.dense.weight, model.bert.pooler.dense.weight)
-
-
-def test_finetuned_teachers_are_frozen_and_repeatable(tmp_path: Path, accelerator: Accelerator) -> None:
-    bert(labels=5).save_pretrained(tmp_path)  # the new head is drawn from the seed
-    steps: list[int] = []
-    first, second = (
-        finetune(
-            str(tmp_path),
-            "abc",
-            [batch()],
-            Recipe(steps=1),
-            accelerator=accelerator,
-            seed=3,
-            after_step=lambda step, loss: steps.append(step),
-        )
-        for _ in range(2)
-    )
-    assert steps == [1, 1]
-    assert not first.training and not any(parameter.requires_grad for parameter in first.parameters())
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_live_teacher(accelerator: Accelerator) -> None:

@@ -156,7 +156,7 @@ def test_onnx_int8_and_latency(
     assert found["macs"] == {"student": cost.macs(architecture, 10, 3), "teacher": cost.macs(teacher, 10, 3)}
     # The accuracies that it prints, counted from the predictions of the files.
     workspace = prepare(load_config(str(checkpoint / "config.toml")), "cpu")
-    batches = [features for _, features in split_batches(load_encoded(workspace.folders.data / "dev.npz"), 0)]
+    batches = split_batches(load_encoded(workspace.folders.data / "dev.npz"), 0)
     labels = torch.cat([features["labels"] for features in batches])
     right = {}
     for name in ("model.onnx", "model_int8.onnx"):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.tasks.metrics import CLASS_ACCURACY, mean_paired_difference
+from distill.tasks.metrics import CLASS_ACCURACY, paired_difference
 from nas.config.load import load_config
 from nas.planning.finalists import GLOBAL, WINNER
 from nas.report.sections import result
@@ -80,7 +80,7 @@ def test_the_lead_of_a_later_stage_is_over_a_fixed_baseline(study: Study) -> Non
     if reference == winner.function:
         assert found["over_trial"] == winner.number
         return
-    expected = mean_paired_difference(CLASS_ACCURACY, [(np.asarray(a), np.asarray(b)) for a, b in pairs])
+    expected = paired_difference(CLASS_ACCURACY, [(np.asarray(a), np.asarray(b)) for a, b in pairs])
     assert (found["value"], found["standard_error"]) == (expected.value, expected.standard_error)
     later = with_lead(study, lead(9.0) | {"over": WINNER}, winner.number)
     assert f"{expected.value:+.4f}" in of_study(later)

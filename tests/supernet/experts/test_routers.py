@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces import FFN, GELU, Base, Experts
-from supernet.experts.channels import expert_channels
 from supernet.experts.routers import DEVIATION, initial_gate, initial_head, routing_table
+from supernet.inherit import expert_channels
 
 VOCABULARY = 30522
 

@@ -72,15 +72,6 @@ def test_definition(formula: str) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_independent_of_batching_and_of_training_mode() -> None:
-    model, given = supernet().train(), batch(4, 9)
-    rows = [{name: tensor[row : row + 1] for name, tensor in given.items()} for row in range(4)]
-    together = neuron_importance(model, [given], loss)
-    assert model.training
-    apart = neuron_importance(model, rows, loss)
-    torch.testing.assert_close(flat(together), flat(apart), rtol=1e-9, atol=1e-12)
-
-
 def test_leaves_no_hooks_and_no_gradients() -> None:
     def fails(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
         raise RuntimeError("no loss today")

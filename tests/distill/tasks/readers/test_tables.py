@@ -182,15 +182,6 @@ def test_a_task_of_two_files(tmp_path: Path) -> None:
         table_task(train, dev, text="text", label="mood")
 
 
-def test_a_regression_of_two_files(tmp_path: Path) -> None:
-    path, dev = tmp_path / "rows.tsv", tmp_path / "dev.tsv"
-    for file in (path, dev):
-        file.write_text(SCORED)
-    data = table_task(path, dev, text="a", pair="b", label="score", task_type=REGRESSION)
-    assert data.task == Task("score", (), REGRESSION, ("spearmanr", "pearson"))
-    assert len(data.dev) == 20 == len(data.train) + len(data.search)
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_lists_of_classes(tmp_path: Path, suffix: str) -> None:
     cells = [["joy", "fear"], [], ["fear"]]
