@@ -140,10 +140,8 @@ def compress_model(
     columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, "class_weights": class_weights}
     of_train = {"dev": dev, "pair": pair, "class_weights": class_weights, "finetune_teacher": finetune_teacher}
     _check(given, **of_train, **kinds, **({} if reranking else {"retrieval": retrieval}))
-    latency = "1/3x" if max_latency is max_params is max_size is None else max_latency
-    settings: dict[str, Any] = {"finetune.steps": finetune_teacher, "seed": seed, "long_texts": long_texts}
-    settings |= {"space.max_latency": latency, "space.max_params": max_params, "space.max_size": max_size}
-    settings |= {"deployment.runtime": runtime, "deployment.threads": threads}
+    settings = _limits(max_latency, max_params, max_size) | {"finetune.steps": finetune_teacher, "seed": seed}
+    settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "long_texts": long_texts}
     chosen = {"max_length": max_length, "final.steps": steps, "final.learning_rate": learning_rate}
     settings |= {name: value for name, value in chosen.items() if value is not None}
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
@@ -156,6 +154,11 @@ def compress_model(
         if compress(run, on_progress, warnings.warn) is None:
             raise UserError("only the first of several processes has a result")
         return Compressed.load(run.out)
+
+
+def _limits(max_latency: str | None, max_params: int | None, max_size: str | None) -> dict[str, Any]:
+    latency = "1/3x" if max_latency is max_params is max_size is None else max_latency
+    return {"space.max_latency": latency, "space.max_params": max_params, "space.max_size": max_size}
 
 
 def _check(given: Mapping[str, Any], **others: Any) -> None:
