@@ -2,12 +2,12 @@
 
 Alternatives are the teacher's int8 file; the teacher without 1, 2, ... of its layers, those whose removal raises the
 predicted loss least; and for every budget, a fraction of the teacher's latency in the preset's `deployment`, the
-uniform slice, global importance, the MILP allocation and the winners of --searches searches (stage 1; 0: none). All
-but the teacher inherit compensated weights and are trained for --steps steps with --seeds seeds. Each is scored on
-the dev split in PyTorch and as an int8 file; differences to the teacher are paired on the rows: means over the seeds,
-with the mean of their standard errors. Latencies are those of one sentence and of 32 with `max_length` tokens in
-PyTorch, ONNX and int8 (whole models side by side, with random weights), also relative to the teacher in the same
-form.
+uniform slice, global importance, the MILP allocation, the winners of --searches searches (stage 1; 0: none), and the
+uniform slice with random weights. All others but the teacher inherit compensated weights; all are trained for --steps
+steps with --seeds seeds, for as many minutes as the table says. Each is scored on the dev split in PyTorch and as an
+int8 file; differences to the teacher are paired on the rows: means over the seeds, with the mean of their standard
+errors. Latencies are those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX and int8 (whole models
+side by side, with random weights), also relative to the teacher in the same form.
 
 The file of raw numbers is written after every measurement, and the same command continues from it. Give --preset a file
 of `extends = "minilm"` with `teacher`, `tasks` and `data` for a task of your own.
@@ -24,6 +24,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from benchmarks.candidates import dev_set, phases_of
@@ -40,13 +41,14 @@ from nas.onnx.int8 import quantize
 from nas.onnx.model import OnnxModel, export_onnx
 from nas.planning.allocation import PredictedLosses
 from nas.planning.budget import latencies_of
-from nas.planning.finalists import ALLOCATED, BASE_MODEL, FEWER_LAYERS
+from nas.planning.finalists import ALLOCATED, BASE_MODEL, FEWER_LAYERS, UNIFORM
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.layer import FFN, Attention, Layer
+from supernet.build import build
 
 FORMS, BATCHES = (TORCH, *RUNTIMES), (1, 32)
-TEACHER = "teacher"
+TEACHER, FROM_SCRATCH = "teacher", "from scratch"
 # The part of the teacher's score below which an alternative is not drawn.
 SHOWN = 0.8
 
@@ -79,6 +81,8 @@ class Alternatives:
             for architecture, origin, _ in budget.plan.baselines:
                 if origin not in (BASE_MODEL, FEWER_LAYERS, *ALLOCATED[1:]):
                     found[f"{origin}, {name}"] = architecture
+                if origin == UNIFORM:
+                    found[f"{FROM_SCRATCH}, {name}"] = architecture
             for seed in range(searches):
                 winner = budget.measure(f"search {seed}", partial(budget.search, seed))["winner"]
                 found[f"winner {seed}, {name}"] = Architecture.from_json(winner)
@@ -107,7 +111,12 @@ class Alternatives:
         """`measured` after training, and the seconds of the training."""
 
         def train() -> dict[str, Any]:
-            model = self.evaluator.student(architecture)
+            if name.startswith(FROM_SCRATCH):
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    model = build(architecture, self.evaluator.task.type, template=self.evaluator.supernet_config)
+            else:
+                model = self.evaluator.student(architecture)
             phases = phases_of(self.evaluator, self.budgets[0].steps)
             _, seconds = timed(partial(self.evaluator.train, model, phases, seed))
             return self.measured(model) | {"seconds": seconds}
@@ -148,13 +157,14 @@ def run(options: Namespace, report: Report) -> None:
     turns = {name: partial(alternatives.trained, name, one) for name, one in architectures.items()}
     found = {TEACHER: [teacher], **take_turns(turns, seeds)}
     params = {name: cost.params(one, alternatives.workspace.num_labels) for name, one in architectures.items()}
-    columns = ("alternative", "parameters", "int8 file", TORCH, "to the teacher", INT8, "to the teacher")
+    columns = ("alternative", "parameters", "int8 file", "minutes", TORCH, "to the teacher", INT8, "to the teacher")
     forms = [f"{form}, {batch}" for form, batch in product(FORMS, BATCHES)]
     rows = [
         (
             name,
             f"{params[name]:,}" if name in params else "",
             f"{of[0]['int8_bytes'] / 1e6:.1f} MB",
+            f"{mean(one['seconds'] for one in of) / 60:.1f}" if name in params else "",
             *(cell for form in (TORCH, INT8) for cell in cells([one[form] for one in of])),
             *(
                 f"{latencies[name][form]:.2f} ms, {latencies[TEACHER][form] / latencies[name][form]:.2f}×"
