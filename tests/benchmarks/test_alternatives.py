@@ -26,7 +26,8 @@ def test_every_alternative_in_every_form(
     table = capsys.readouterr().out
     measured = json.loads(file.read_text())["results"]["measured"]
     names = {key.split(" ", 3)[3] for key in measured if key.startswith("trained 101")}
-    assert {"layers: 1", *(f"{kind}, 2/3x" for kind in (UNIFORM, FROM_SCRATCH, GLOBAL, ALLOCATED[0], "winner 0"))} <= names
+    of_budget = (UNIFORM, FROM_SCRATCH, GLOBAL, ALLOCATED[0], "winner 0")
+    assert {"layers: 1", *(f"{kind}, 2/3x" for kind in of_budget)} <= names
     assert all(f"| {name} " in table for name in {"teacher", *names})
     # The teacher is compared with itself, and its int8 file with it.
     assert measured["teacher"]["torch"]["difference"]["value"] == 0 and "0.0000 ± 0.0000" in table
