@@ -152,7 +152,8 @@ def run(options: Namespace, report: Report) -> None:
     kept = Kept(report, {"config": config, "steps": options.steps}, seeds)
     alternatives = Alternatives([Budget(options, "teacher", budget, kept) for budget in options.budgets], kept)
     architectures = alternatives.architectures(options.searches)
-    latencies = kept(f"latencies of {len(architectures)}", lambda: alternatives.latencies(architectures))
+    these = fingerprint({name: one.to_json() for name, one in architectures.items()})
+    latencies = kept(f"latencies of {these}", lambda: alternatives.latencies(architectures))
     teacher = kept(TEACHER, lambda: alternatives.measured(alternatives.evaluator.teacher()))
     turns = {name: partial(alternatives.trained, name, one) for name, one in architectures.items()}
     found = {TEACHER: [teacher], **take_turns(turns, seeds)}
