@@ -4,7 +4,7 @@ Alternatives are the teacher's int8 file; the teacher without 1, 2, ... of its l
 predicted loss least; and for every budget, a fraction of the teacher's latency in the preset's `deployment`, the
 uniform slice, global importance, the MILP allocation, the winners of --searches searches (stage 1; 0: none), and the
 uniform slice with random weights. All others but the teacher inherit compensated weights; all are trained for --steps
-steps with --seeds seeds, for as many minutes as the table says. Each is scored on the dev split in PyTorch and as an
+steps with --seeds seeds (the table has the minutes). Each is scored on the dev split in PyTorch and as an
 int8 file; differences to the teacher are paired on the rows: means over the seeds, with the mean of their standard
 errors. Latencies are those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX and int8 (whole models
 side by side, with random weights), also relative to the teacher in the same form.
