@@ -5,9 +5,10 @@ predicted loss least; and for every budget, a fraction of the teacher's latency 
 uniform slice, global importance, the MILP allocation, the winners of --searches searches (stage 1; 0: none), and the
 uniform slice with random weights. All others but the teacher inherit compensated weights; all are trained for --steps
 steps with --seeds seeds (the table has the minutes). Each is scored on the dev split in PyTorch and as an
-int8 file; differences to the teacher are paired on the rows: means over the seeds, with the mean of their standard
-errors. Latencies are those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX and int8 (whole models
-side by side, with random weights), also relative to the teacher in the same form.
+int8 file; differences to the teacher are paired on the rows, and their standard errors cover rows and seeds. Latencies
+are those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX and int8 (whole models side by side, with
+random weights), also relative to the teacher in the same form. A second table has the leads of alternatives over
+others of about their latency, in the form of the preset's `deployment`.
 
 The file of raw numbers is written after every measurement, and the same command continues from it. Give --preset a file
 of `extends = "minilm"` with `teacher`, `tasks` and `data` for a task of your own.
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, partial
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -30,6 +31,7 @@ from transformers import PreTrainedModel
 from benchmarks.candidates import dev_set, phases_of
 from benchmarks.common import BenchmarkError, Kept, Report, take_turns, timed
 from benchmarks.leads import FIRST_SEED, Budget
+from distill.tasks.metrics import Metric, Score, paired_difference
 from distill.training.measure import scores
 from distill.training.teacher import load_config as load_teacher
 from foundation.files import fingerprint, scratch_folder
@@ -42,6 +44,7 @@ from nas.onnx.model import OnnxModel, export_onnx
 from nas.planning.allocation import PredictedLosses
 from nas.planning.budget import latencies_of
 from nas.planning.finalists import ALLOCATED, BASE_MODEL, FEWER_LAYERS, UNIFORM
+from nas.study.contributions import decode, encode
 from search_spaces import cost
 from search_spaces.architecture import Architecture
 from search_spaces.layer import FFN, Attention, Layer
@@ -51,6 +54,11 @@ FORMS, BATCHES = (TORCH, *RUNTIMES), (1, 32)
 TEACHER, FROM_SCRATCH = "teacher", "from scratch"
 # The part of the teacher's score below which an alternative is not drawn.
 SHOWN = 0.8
+# Latencies are about equal up to this ratio.
+ABOUT_EQUAL = 1.25
+
+# A row of the table: what was measured, for every seed.
+Measured = Sequence[Mapping[str, Any]]
 
 
 class Alternatives:
@@ -93,7 +101,9 @@ class Alternatives:
         return self.dev.contributions(self.evaluator.teacher(), self.evaluator.accelerator)
 
     def measured(self, model: PreTrainedModel) -> dict[str, Any]:
-        """The score and the paired difference to the teacher in PyTorch and as an int8 file, and the file's bytes."""
+        """The score, the paired difference to the teacher and the contributions of the rows, in PyTorch and as an int8
+        file, and the file's bytes.
+        """
         by_form = {TEACHER: self.of_teacher, TORCH: self.dev.contributions(model, self.evaluator.accelerator)}
         batches = self.dev.batches()
         with scratch_folder() as folder:
@@ -105,7 +115,8 @@ class Alternatives:
         by_form[INT8] = self.dev.contributions_of(logits, batches)
         metric = self.dev.task.metrics[0]
         found = scores(self.dev.task, by_form, TEACHER)
-        return {form: found[form][metric] for form in (TORCH, INT8)} | {"int8_bytes": size}
+        rows = {form: encode(by_form[form][metric]) for form in (TORCH, INT8)}
+        return {form: found[form][metric] for form in (TORCH, INT8)} | {"int8_bytes": size, "rows": rows}
 
     def trained(self, name: str, architecture: Architecture, seed: int) -> dict[str, Any]:
         """`measured` after training, and the seconds of the training."""
@@ -157,6 +168,7 @@ def run(options: Namespace, report: Report) -> None:
     teacher = kept(TEACHER, lambda: alternatives.measured(alternatives.evaluator.teacher()))
     turns = {name: partial(alternatives.trained, name, one) for name, one in architectures.items()}
     found = {TEACHER: [teacher], **take_turns(turns, seeds)}
+    metric = alternatives.dev.task.score_metric
     params = {name: cost.params(one, alternatives.workspace.num_labels) for name, one in architectures.items()}
     columns = ("alternative", "parameters", "int8 file", "minutes", TORCH, "to the teacher", INT8, "to the teacher")
     forms = [f"{form}, {batch}" for form, batch in product(FORMS, BATCHES)]
@@ -166,7 +178,7 @@ def run(options: Namespace, report: Report) -> None:
             f"{params[name]:,}" if name in params else "",
             f"{of[0]['int8_bytes'] / 1e6:.1f} MB",
             f"{mean(one['seconds'] for one in of) / 60:.1f}" if name in params else "",
-            *(cell for form in (TORCH, INT8) for cell in cells([one[form] for one in of])),
+            *(cell for form in (TORCH, INT8) for cell in cells(metric, form, of, teacher)),
             *(
                 f"{latencies[name][form]:.2f} ms, {latencies[TEACHER][form] / latencies[name][form]:.2f}×"
                 for form in forms
@@ -175,23 +187,43 @@ def run(options: Namespace, report: Report) -> None:
         for name, of in found.items()
     ]
     report.table((*columns, *forms), rows, f"{config['tasks'][0]}, {options.steps} steps, seeds {[*seeds]}")
+    form = config["deployment"]["runtime"]
+    leads = leads_at_equal_latency(metric, form, found, {name: of[f"{form}, 1"] for name, of in latencies.items()})
+    report.table(("alternative", "over", "lead", "speed"), leads, f"leads at about equal latency, {form}")
     if options.plot:
         draw(options.plot, found, latencies)
 
 
-def cells(measured: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """The mean score, and its difference to the teacher."""
-    differences = [one["difference"] for one in measured]
-    error = mean(one["standard_error"] for one in differences)
-    return (
-        f"{mean(one['value'] for one in measured):.4f}",
-        f"{mean(one['value'] for one in differences):+.4f} ± {error:.4f}",
-    )
+def cells(metric: Metric, form: str, measured: Measured, teacher: Mapping[str, Any]) -> tuple[str, str]:
+    """The mean score, and its difference to the teacher in PyTorch."""
+    lead = lead_of(metric, (form, measured), (TORCH, [teacher] * len(measured)))
+    return f"{mean(one[form]['value'] for one in measured):.4f}", with_error(lead)
 
 
-def draw(
-    path: Path, found: Mapping[str, Sequence[Mapping[str, Any]]], latencies: Mapping[str, Mapping[str, float]]
-) -> None:
+def lead_of(metric: Metric, one: tuple[str, Measured], other: tuple[str, Measured]) -> Score:
+    """The paired lead of one alternative in one form over another in another."""
+    sides = [[decode(of["rows"][form]) for of in measured] for form, measured in (one, other)]
+    return paired_difference(metric, list(zip(*sides, strict=True)))
+
+
+def with_error(lead: Score) -> str:
+    return f"{lead.value:+.4f} ± {lead.standard_error:.4f}"
+
+
+def leads_at_equal_latency(
+    metric: Metric, form: str, found: Mapping[str, Measured], latencies: Mapping[str, float]
+) -> list[tuple[str, str, str, str]]:
+    """The leads of alternatives over others of about their latency that are not better: names, lead, relative speed."""
+    form = INT8 if form != TORCH else TORCH
+    rows = []
+    for name, other in permutations(found.keys() - {TEACHER}, 2):
+        speed, lead = latencies[other] / latencies[name], lead_of(metric, (form, found[name]), (form, found[other]))
+        if 1 / ABOUT_EQUAL <= speed <= ABOUT_EQUAL and lead.value >= 0:
+            rows.append((name, other, with_error(lead), f"{speed:.2f}×"))
+    return sorted(rows)
+
+
+def draw(path: Path, found: Mapping[str, Measured], latencies: Mapping[str, Mapping[str, float]]) -> None:
     """Draw scores against the latency of one sentence, in PyTorch and in int8; a line is a kind of alternative.
     What has less than SHOWN of the teacher's score is left out.
     """

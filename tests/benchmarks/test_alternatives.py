@@ -31,6 +31,7 @@ def test_every_alternative_in_every_form(
     assert all(f"| {name} " in table for name in {"teacher", *names})
     # The teacher is compared with itself, and its int8 file with it.
     assert measured["teacher"]["torch"]["difference"]["value"] == 0 and "0.0000 ± 0.0000" in table
+    assert measured["teacher"]["rows"].keys() == {"torch", "onnx-int8"}
     assert picture.read_bytes().startswith(b"\x89PNG")
 
     made = file.read_bytes()
