@@ -2,7 +2,8 @@
 
 The sentence in which the answer begins is relevant. The others are sentences of the same paragraph and, after these, of
 the next two. train.jsonl and dev.jsonl have up to three others for a question, of 8,000 and 500 questions of the
-training rows; ranked.jsonl has up to twelve, of 500 questions of the dev rows.
+training rows; ranked.jsonl has up to twelve, of --ranked questions of the dev rows. With `--others 1`, the
+sentence next to it, half of all pairs are relevant, as in QNLI, for a classifier.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 from benchmarks.common import BenchmarkError, Report
 from foundation.files import write_text
 
-TRAINED, HELD_OUT, RANKED = 8000, 500, 500
+TRAINED, HELD_OUT = 8000, 500
 
 # A question, the sentence with its answer, and others, the nearest ones first.
 Example = tuple[str, str, list[str]]
@@ -25,15 +26,20 @@ Example = tuple[str, str, list[str]]
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--squad", type=Path, required=True, metavar="DIR", help="train*.json and dev*.json of SQuAD")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
+    parser.add_argument("--ranked", type=int, default=500, help="questions of ranked.jsonl; default: %(default)s")
+    parser.add_argument("--others", type=int, help="so many others for a question in all files, the nearest")
 
 
 def run(options: Namespace, report: Report) -> None:
     shuffle = random.Random(0).shuffle
-    train, dev = list(_examples(options.squad, "train")), list(_examples(options.squad, "dev"))
+    nearest = options.others is not None
+    train, dev = (list(_examples(options.squad, split, nearest)) for split in ("train", "dev"))
     shuffle(train)
     shuffle(dev)
     options.out.mkdir(parents=True, exist_ok=True)
-    sets = (("train", train[:TRAINED], 3), ("dev", train[TRAINED:][:HELD_OUT], 3), ("ranked", dev[:RANKED], 12))
+    few, many = (options.others, options.others) if nearest else (3, 12)
+    sets = (("train", train[:TRAINED], few), ("dev", train[TRAINED:][:HELD_OUT], few))
+    sets += (("ranked", dev[: options.ranked], many),)
     table, counts = [], {}
     for name, examples, others in sets:
         rows = [json.dumps(row) for example in examples for row in _rows(example, others)]
@@ -50,7 +56,7 @@ def _rows(example: Example, others: int) -> Iterator[dict[str, Any]]:
         yield {"query": question, "passage": sentence, "relevant": int(sentence == answer)}
 
 
-def _examples(squad: Path, split: str) -> Iterator[Example]:
+def _examples(squad: Path, split: str, nearest: bool) -> Iterator[Example]:
     files = sorted(squad.glob(f"{split}*.json"))
     if not files:
         raise BenchmarkError(f"--squad: there is no {split}*.json in {squad}")
@@ -65,4 +71,7 @@ def _examples(squad: Path, split: str) -> Iterator[Example]:
             for question in paragraph["qas"]:
                 start = question["answers"][0]["answer_start"]
                 answer = next((place for place, end in enumerate(ends) if start < end), len(own) - 1)
-                yield question["question"].strip(), own[answer], [*own[:answer], *own[answer + 1 :], *nearby]
+                others = [place for place in range(len(own)) if place != answer]
+                if nearest:
+                    others.sort(key=lambda place: abs(place - answer))
+                yield question["question"].strip(), own[answer], [*(own[place] for place in others), *nearby]

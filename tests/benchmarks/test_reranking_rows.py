@@ -23,3 +23,8 @@ def test_the_sentence_of_the_answer_is_relevant(tmp_path: Path) -> None:
     assert [row["passage"] for row in rows["train"]] == ["Yes.", "One?", "Yes.", "Two?"]
     assert [row["passage"] for row in rows["ranked"]][4:] == ["Three.", "Four.", "Five.", "Six."]
     assert [row["relevant"] for row in rows["train"]] == [1, 0, 1, 0]
+
+    assert main([*command, "--others", "1"]) == 0
+    for name in ("train", "ranked"):
+        rows[name] = [*map(json.loads, (tmp_path / f"{name}.jsonl").read_text().splitlines())]
+        assert [(row["passage"], row["relevant"]) for row in rows[name]] == [("Yes.", 1), ("Two?", 0)]
