@@ -68,6 +68,10 @@ def parser() -> Parser:
     training.add_argument("--steps", type=int, metavar="N", help=steps)
     rate = "peak learning rate of the student (default: 2e-4; of vectors and scores 3e-4)"
     training.add_argument("--learning-rate", type=float, metavar="X", help=rate)
+    before = "steps on text without labels before these, for tasks with few rows (default: 0)"
+    training.add_argument("--pretrain-steps", type=int, metavar="N", help=before)
+    text = "text files, folders or data sets on the hub for --pretrain-steps (default: the embedded text)"
+    training.add_argument("--corpus", nargs="+", metavar="SOURCE", help=text)
     first = "first fine-tune the teacher on the rows for this many steps (default: 0)"
     training.add_argument("--finetune-teacher", type=int, metavar="STEPS", help=first)
     training.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: 0)")
@@ -79,6 +83,8 @@ def parser() -> Parser:
 
 def check(options: argparse.Namespace) -> None:
     """Raise UserError unless rows are given in one of the ways."""
+    if options.corpus and not options.pretrain_steps:
+        raise UserError("--corpus is the text for --pretrain-steps N: give both")
     if options.retrieval is not None and options.embeddings is options.reranking is None:
         raise UserError("--retrieval is measured with vectors or scores: give --embeddings FILE or --reranking FILE")
     given = next((name for name in OF_TEXTS if getattr(options, name) is not None), None)
@@ -100,14 +106,16 @@ def config_of(options: argparse.Namespace) -> StudyConfig:
         UserError: an option is wrong, or options do not go together.
     """
     limits = (f"space.max_{cost}" for cost in ("params", "latency", "size"))
-    places = ("max_length", "long_texts", "seed", *limits, "deployment.runtime", "deployment.threads")
-    places += ("final.steps", "final.learning_rate")
+    places = ("max_length", "long_texts", "seed", *limits, "deployment.runtime")
+    places += ("final.steps", "final.learning_rate", "pretrain.corpus")
     values: dict[str, Any] = {"teacher": options.checkpoint, "tasks": Given("--task", [options.task or OWN])}
     values |= given_values(options, *places)
+    values["deployment.threads"] = Given("--threads", options.threads)
     if options.data is not None:
         values["data"] = Given("--data", str(options.data))
-    if options.finetune_teacher is not None:
-        values["finetune.steps"] = Given("--finetune-teacher", options.finetune_teacher)
+    for place, name in (("finetune.steps", "finetune_teacher"), ("pretrain.steps", "pretrain_steps")):
+        if (steps := getattr(options, name)) is not None:
+            values[place] = Given(flag(name), steps)
     if options.train is not None:
         columns = {name: getattr(options, name) for name in OF_OWN_ROWS if name != "dev"}
         columns |= {kind: getattr(options, kind) is not None for kind in ("embeddings", "reranking")}

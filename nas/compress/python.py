@@ -1,7 +1,7 @@
 """`compress_model`: compress a model and rows that are in memory."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,8 @@ def compress_model(
     uniform: bool = False,
     steps: int | None = None,
     learning_rate: float | None = None,
+    pretrain_steps: int = 0,
+    corpus: str | Sequence[str] | None = None,
     finetune_teacher: int = 0,
     max_length: int = MAX_LENGTH,
     long_texts: str = CUT,
@@ -110,24 +112,24 @@ def compress_model(
 
     Args:
         model: an encoder with a trained head for this task, or its folder or name on the hub; or a SentenceTransformer.
+        tokenizer: of a `model` of transformers.
         train, dev: labeled rows: a `datasets.Dataset`, a pandas data frame or a list of dictionaries. Without `dev`,
             every tenth row of `train` is measured on instead of trained on.
         unlabeled, embeddings: in place of `train`, texts, as rows, a list or a text file, from which the student learns
             what a classifier predicts, or the vectors of a sentence encoder. Every tenth is measured on.
         retrieval: with `embeddings`, pairs on which retrieval is measured: rows or a file with the columns `query` and
             `passage`; with `reranking` all pairs to rank, with a third column, `relevant` (0 or 1).
-        tokenizer: of a `model` of transformers.
         text, pair, label: the columns of the sentence, of a second one, and of the class or number.
-        regression, multi_label: whether the labels are numbers, or lists of any number of classes.
+        regression, multi_label: whether the labels are numbers, or lists of classes, predicted from the `threshold` on.
         reranking: whether the model is a reranker, of which the student learns the scores of `text`, a query, and
             `pair`, a passage. Rows need no labels; without `dev`, every tenth query is held out.
-        threshold: the probability from which a class is predicted with `multi_label`.
         class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
         max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's; without any limit "1/3x".
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
         uniform: whether all FFNs have one width, and heads and layers are kept.
         steps, learning_rate: of the student's training; None: 250 and 2e-4, of vectors and scores 1,500 and 3e-4.
+        pretrain_steps, corpus: its training before, on text files, folders or hub data sets; None: the embedded text.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         max_length, long_texts: tokens of a row, and what is read of longer texts: "cut", "head_tail" or "windows".
         on_progress: called with the current piece of work and the fraction of it that is done.
@@ -140,10 +142,9 @@ def compress_model(
     columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, "class_weights": class_weights}
     of_train = {"dev": dev, "pair": pair, "class_weights": class_weights, "finetune_teacher": finetune_teacher}
     _check(given, **of_train, **kinds, **({} if reranking else {"retrieval": retrieval}))
-    settings = _limits(max_latency, max_params, max_size) | {"finetune.steps": finetune_teacher, "seed": seed}
-    settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "long_texts": long_texts}
-    chosen = {"max_length": max_length, "final.steps": steps, "final.learning_rate": learning_rate}
-    settings |= {name: value for name, value in chosen.items() if value is not None}
+    settings = _limits(max_latency, max_params, max_size) | {"max_length": max_length, "long_texts": long_texts}
+    settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "seed": seed}
+    settings |= {"finetune.steps": finetune_teacher} | _training(steps, learning_rate, pretrain_steps, corpus)
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))
@@ -159,6 +160,15 @@ def compress_model(
 def _limits(max_latency: str | None, max_params: int | None, max_size: str | None) -> dict[str, Any]:
     latency = "1/3x" if max_latency is max_params is max_size is None else max_latency
     return {"space.max_latency": latency, "space.max_params": max_params, "space.max_size": max_size}
+
+
+def _training(
+    steps: int | None, learning_rate: float | None, pretrain_steps: int, corpus: str | Sequence[str] | None
+) -> dict[str, Any]:
+    if corpus is not None and not pretrain_steps:
+        raise RowsError("corpus: is the text for pretrain_steps: give both")
+    chosen = {"final.steps": steps, "final.learning_rate": learning_rate, "pretrain.corpus": corpus}
+    return {"pretrain.steps": pretrain_steps} | {name: value for name, value in chosen.items() if value is not None}
 
 
 def _check(given: Mapping[str, Any], **others: Any) -> None:

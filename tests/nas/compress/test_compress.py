@@ -63,13 +63,22 @@ def test_a_compressed_model(compressed: Compressed, tmp_path: Path) -> None:
         assert torch.equal(loaded.eval()(**given).logits, student(**given).logits)
 
 
-def test_a_model_in_memory(shared_study: TinyStudy) -> None:
-    """It is not changed, and its classes keep their order, which is not that of their names."""
+def test_a_model_in_memory(shared_study: TinyStudy, tmp_path: Path) -> None:
+    """It is not changed, and its classes keep their order, which is not that of their names. The student learns from
+    text alone.
+    """
+    text = tmp_path / "texts.txt"
+    text.write_text("\n".join(corpus().texts))
     labels = {"id2label": {0: "numbers", 1: "code"}, "label2id": {"numbers": 0, "code": 1}}
     model = AutoModelForSequenceClassification.from_pretrained(shared_study.teacher, **labels).train()
     tokenizer: Any = AutoTokenizer.from_pretrained(shared_study.teacher)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    result = compress_model(model, rows(), rows(40), tokenizer=tokenizer, max_params=12_000, steps=0, **GIVEN)
+    settings = GIVEN | {"steps": 0, "pretrain_steps": 2, "corpus": str(text)}
+    result = compress_model(model, rows(), rows(40), tokenizer=tokenizer, max_params=12_000, **settings)
+    assert len(result.metrics["losses"]["student"]["pre-training"]) == 2
+    assert "fine-tuning" not in result.metrics["losses"]["student"]
+    with pytest.raises(RowsError, match="corpus: is the text for pretrain_steps: give both"):
+        compress_model(model, rows(), tokenizer=tokenizer, corpus=str(text))
     assert model.training and all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert result.student.config.id2label == {0: "numbers", 1: "code"}
     score = result.metrics["models"]["teacher"]["accuracy"]["value"]
@@ -150,7 +159,7 @@ def test_rows_without_the_columns(data: Any, settings: dict[str, Any], said: str
 def test_the_choices_are_those_of_the_teacher(shared_study: TinyStudy) -> None:
     words = [str(shared_study.teacher), "--task", "library", "--out", "x", "--max-length", "24"]
     config = fitted(config_of(parser().parse_args(words)))
-    assert config.space.heads == (0, 1, 2, 3, 4)
+    assert config.space.heads == (0, 1, 2, 3, 4) and config.deployment.threads is None
     assert min(config.space.expansions) * 64 >= 1 and max(config.space.expansions) == Fraction(1, 2)
     config = fitted(config_of(parser().parse_args([*words, "--max-latency", "0.6x"])))
     assert max(config.space.expansions) == 1
@@ -168,6 +177,9 @@ def test_the_choices_are_those_of_the_teacher(shared_study: TinyStudy) -> None:
         (["--task", "library", "--max-latency", "fast"], "--max-latency"),
         (["--task", "library", "--learning-rate", "0"], "--learning-rate"),
         (["--task", "nothing"], "nothing"),
+        (["--task", "library", "--corpus", "x"], "--corpus is the text for --pretrain-steps N: give both"),
+        (["--task", "library", "--pretrain-steps", "-1"], "--pretrain-steps"),
+        (["--task", "library", "--pretrain-steps", "1", "--corpus", "x.txt"], "x.txt"),
         (["--task", "library", "--push", "me/small"], "--push needs the license"),
         (["--unlabeled", "nothing.txt"], "nothing.txt: No such file or directory"),
         (["--embeddings", "nothing.txt"], "nothing.txt: No such file or directory"),
