@@ -218,6 +218,7 @@ def test_the_command(shared_study: TinyStudy, compressed: Compressed, tmp_path: 
         pandas.DataFrame(data).to_csv(tmp_path / f"{name}.csv", index=False)
     files = ("--train", tmp_path / "train.csv", "--dev", tmp_path / "dev.csv", "--text", "message", "--label", "topic")
     always = ("--max-length", "24", "--steps", "0", "--device", "cpu", "--json", "--max-latency", "0.9x")
+    before = ("--pretrain-steps", "2", "--corpus", tmp_path / "texts.txt")
     teacher = tmp_path / "teacher"
     labels = {"id2label": {0: "code", 1: "numbers"}, "label2id": {"code": 0, "numbers": 1}}
     model = AutoModelForSequenceClassification.from_pretrained(shared_study.teacher, **labels).eval()
@@ -230,7 +231,7 @@ def test_the_command(shared_study: TinyStudy, compressed: Compressed, tmp_path: 
     tokenizer.save_pretrained(teacher)
     for name, words in {
         "labels": (shared_study.teacher, "--finetune-teacher", "40", *files),
-        "texts": (teacher, "--unlabeled", tmp_path / "texts.txt"),
+        "texts": (teacher, "--unlabeled", tmp_path / "texts.txt", *before),
     }.items():
         result = shared_study.run("-m", "nas.compress", *words, *always, "--out", tmp_path / name)
         assert result.returncode == 0, result.stderr
