@@ -3,12 +3,12 @@
 Alternatives are the teacher's int8 file; the teacher without 1, 2, ... of its layers, those whose removal raises the
 predicted loss least; and for every budget, a fraction of the teacher's latency in the preset's `deployment`, the
 uniform slice, global importance, the MILP allocation, the winners of --searches searches (stage 1; 0: none), and the
-uniform slice with random weights. All others but the teacher inherit compensated weights; all are trained for --steps
-steps with --seeds seeds (the table has the minutes). Each is scored on the dev split in PyTorch and as an
-int8 file; differences to the teacher are paired on the rows, and their standard errors cover rows and seeds. Latencies
-are those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX and int8 (whole models side by side, with
-random weights), also relative to the teacher in the same form. A second table has the leads of alternatives over
-others of about their latency, in the form of the preset's `deployment`.
+uniform slice with random weights. All but the teacher and the last inherit compensated weights; all are trained for
+--steps steps with --seeds seeds (the table has the minutes). Each is scored on the dev split in PyTorch and as an int8
+file; differences to the teacher are paired on the rows, and their standard errors cover rows and seeds. Latencies are
+those of one sentence and of 32 with `max_length` tokens in PyTorch, ONNX and int8 (whole models side by side, with
+random weights), also relative to the teacher in the same form. A second table has the leads of alternatives over others
+of about their latency, in the form of the preset's `deployment`.
 
 The file of raw numbers is written after every measurement, and the same command continues from it. Give --preset a file
 of `extends = "minilm"` with `teacher`, `tasks` and `data` for a task of your own.
@@ -150,10 +150,12 @@ class Alternatives:
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
     budgets = [Fraction(2), Fraction(3), Fraction(5), Fraction(8)]
-    parser.add_argument("--budgets", type=Fraction, nargs="+", default=budgets, help="n of 1/n; default: 2 3 5 8")
-    parser.add_argument("--searches", type=int, default=1, help="seeds of the sampler; default: %(default)s")
-    parser.add_argument("--steps", type=int, default=200, help="of the training; default: %(default)s")
-    parser.add_argument("--seeds", type=int, default=3, help="of the training; default: %(default)s")
+    parser.add_argument(
+        "--budgets", type=Fraction, nargs="+", default=budgets, help="n for 1/n of the latency; default: 2 3 5 8"
+    )
+    parser.add_argument("--searches", type=int, default=1, help="searches for each budget; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=200, help="training steps; default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=3, help="training seeds; default: %(default)s")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw scores against latencies (.png or .svg)")
 
 

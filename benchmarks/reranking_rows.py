@@ -3,7 +3,7 @@
 The sentence in which the answer begins is relevant. The others are sentences of the same paragraph and, after these, of
 the next two. train.jsonl and dev.jsonl have up to three others for a question, of 8,000 and 500 questions of the
 training rows; ranked.jsonl has up to twelve, of --ranked questions of the dev rows. With `--others 1`, the
-sentence next to it, half of all pairs are relevant, as in QNLI, for a classifier.
+nearest sentence, half of the pairs are relevant, as in QNLI.
 """
 
 import json
@@ -27,7 +27,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--squad", type=Path, required=True, metavar="DIR", help="train*.json and dev*.json of SQuAD")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
     parser.add_argument("--ranked", type=int, default=500, help="questions of ranked.jsonl; default: %(default)s")
-    parser.add_argument("--others", type=int, help="so many others for a question in all files, the nearest")
+    parser.add_argument("--others", type=int, help="number of others of a question in all files, the nearest")
 
 
 def run(options: Namespace, report: Report) -> None:

@@ -7,9 +7,9 @@
     python -m nas.compress RERANKER --reranking FILE --out DIR
 
 CHECKPOINT must be fine-tuned on the task; otherwise, use --finetune-teacher. Heads, channels and layers are allocated
-within the budget by integer programming; the student inherits its weights, is compensated and then trained briefly.
-Without labels it learns the predictions of the teacher, and the score is its agreement with them. Of a sentence encoder
-it learns the vectors, of a reranker the scores, and the folder is one of sentence-transformers.
+within the budget by integer programming; the student inherits the teacher's weights, is compensated and then trained
+briefly. Without labels it learns the predictions of the teacher, and the score is its agreement with them. Of a
+sentence encoder it learns the vectors, of a reranker the scores, and the folder is one of sentence-transformers.
 """
 
 import argparse
@@ -57,18 +57,20 @@ def parser() -> Parser:
     latency = "limit on the latency, or its fraction of the teacher's (default: 1/3x if nothing else is limited)"
     budget.add_argument("--max-latency", metavar="12ms|0.3x", help=latency)
     budget.add_argument("--max-params", metavar="15M", help="limit on the parameters")
-    budget.add_argument("--max-size", metavar="10MB", help="limit on the file of the weights")
-    runtime = "in what the student will run (default: torch)"
+    budget.add_argument("--max-size", metavar="10MB", help="limit on the size of the weights' file")
+    runtime = "what the student will run in (default: torch)"
     budget.add_argument("--runtime", metavar="torch|onnx|onnx-int8", help=runtime)
     budget.add_argument("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
     uniform = "keep heads and layers, and give all FFNs one width: an ordinary model after `nas.export --as`"
     budget.add_argument("--uniform", action="store_true", help=uniform)
     training = result.add_argument_group("training")
-    steps = "training steps of the student; 0: only the least-squares refit (default: 250; of vectors and scores 1,500)"
+    steps = (
+        "training steps of the student; 0: only the least-squares refit (default: 250; for vectors and scores 1,500)"
+    )
     training.add_argument("--steps", type=int, metavar="N", help=steps)
-    rate = "peak learning rate of the student (default: 2e-4; of vectors and scores 3e-4)"
+    rate = "peak learning rate of the student (default: 2e-4; for vectors and scores 3e-4)"
     training.add_argument("--learning-rate", type=float, metavar="X", help=rate)
-    before = "steps on text without labels before these, for tasks with few rows (default: 0)"
+    before = "first train the student on text without labels for this many steps (default: 0)"
     training.add_argument("--pretrain-steps", type=int, metavar="N", help=before)
     text = "text files, folders or data sets on the hub for --pretrain-steps (default: the embedded text)"
     training.add_argument("--corpus", nargs="+", metavar="SOURCE", help=text)

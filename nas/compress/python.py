@@ -128,9 +128,9 @@ def compress_model(
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
         uniform: whether all FFNs have one width, and heads and layers are kept.
-        steps, learning_rate: of the student's training; None: 250 and 2e-4, of vectors and scores 1,500 and 3e-4.
-        pretrain_steps, corpus: its training before, on text files, folders or hub data sets; None: the embedded text.
-        finetune_teacher: training steps of the teacher before, if its head is not trained.
+        steps, learning_rate: of the student's training; None: 250 and 2e-4, for vectors and scores 1,500 and 3e-4.
+        pretrain_steps, corpus: steps on text first, and its files, folders or hub data sets; None: the embedded text.
+        finetune_teacher: steps to train the teacher first, if its head is not trained.
         max_length, long_texts: tokens of a row, and what is read of longer texts: "cut", "head_tail" or "windows".
         on_progress: called with the current piece of work and the fraction of it that is done.
 
