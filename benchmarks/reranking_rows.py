@@ -38,8 +38,8 @@ def run(options: Namespace, report: Report) -> None:
     shuffle(dev)
     options.out.mkdir(parents=True, exist_ok=True)
     few, many = (options.others, options.others) if nearest else (3, 12)
-    sets = (("train", train[:TRAINED], few), ("dev", train[TRAINED:][:HELD_OUT], few))
-    sets += (("ranked", dev[: options.ranked], many),)
+    held_out = train[TRAINED:][:HELD_OUT]
+    sets = (("train", train[:TRAINED], few), ("dev", held_out, few), ("ranked", dev[: options.ranked], many))
     table, counts = [], {}
     for name, examples, others in sets:
         rows = [json.dumps(row) for example in examples for row in _rows(example, others)]

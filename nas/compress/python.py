@@ -142,9 +142,8 @@ def compress_model(
     columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, "class_weights": class_weights}
     of_train = {"dev": dev, "pair": pair, "class_weights": class_weights, "finetune_teacher": finetune_teacher}
     _check(given, **of_train, **kinds, **({} if reranking else {"retrieval": retrieval}))
-    settings = _limits(max_latency, max_params, max_size) | {"max_length": max_length, "long_texts": long_texts}
-    settings |= {"deployment.runtime": runtime, "deployment.threads": threads, "seed": seed}
-    settings |= {"finetune.steps": finetune_teacher} | _training(steps, learning_rate, pretrain_steps, corpus)
+    settings = _budget(max_latency, max_params, max_size, runtime, threads) | {"max_length": max_length, "seed": seed}
+    settings |= _training(steps, learning_rate, finetune_teacher, pretrain_steps, corpus) | {"long_texts": long_texts}
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
         source = source_of(model, tokenizer, folder / "model")
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))
@@ -157,18 +156,26 @@ def compress_model(
         return Compressed.load(run.out)
 
 
-def _limits(max_latency: str | None, max_params: int | None, max_size: str | None) -> dict[str, Any]:
+def _budget(
+    max_latency: str | None, max_params: int | None, max_size: str | None, runtime: str, threads: int | None
+) -> dict[str, Any]:
     latency = "1/3x" if max_latency is max_params is max_size is None else max_latency
-    return {"space.max_latency": latency, "space.max_params": max_params, "space.max_size": max_size}
+    limits = {"space.max_latency": latency, "space.max_params": max_params, "space.max_size": max_size}
+    return limits | {"deployment.runtime": runtime, "deployment.threads": threads}
 
 
 def _training(
-    steps: int | None, learning_rate: float | None, pretrain_steps: int, corpus: str | Sequence[str] | None
+    steps: int | None,
+    learning_rate: float | None,
+    finetune_teacher: int,
+    pretrain_steps: int,
+    corpus: str | Sequence[str] | None,
 ) -> dict[str, Any]:
     if corpus is not None and not pretrain_steps:
         raise RowsError("corpus: is the text for pretrain_steps: give both")
     chosen = {"final.steps": steps, "final.learning_rate": learning_rate, "pretrain.corpus": corpus}
-    return {"pretrain.steps": pretrain_steps} | {name: value for name, value in chosen.items() if value is not None}
+    always = {"finetune.steps": finetune_teacher, "pretrain.steps": pretrain_steps}
+    return always | {name: value for name, value in chosen.items() if value is not None}
 
 
 def _check(given: Mapping[str, Any], **others: Any) -> None:
