@@ -216,12 +216,14 @@ def leads_at_equal_latency(
     metric: Metric, form: str, found: Mapping[str, Measured], latencies: Mapping[str, float]
 ) -> list[tuple[str, str, str, str]]:
     """The leads of alternatives over others of about their latency that are not better: names, lead, relative speed."""
-    form = INT8 if form != TORCH else TORCH
+    scored = INT8 if form == INT8 else TORCH  # of ONNX in float32 the scores are PyTorch's
     rows = []
     for name, other in permutations(found.keys() - {TEACHER}, 2):
-        speed, lead = latencies[other] / latencies[name], lead_of(metric, (form, found[name]), (form, found[other]))
-        if 1 / ABOUT_EQUAL <= speed <= ABOUT_EQUAL and lead.value >= 0:
-            rows.append((name, other, with_error(lead), f"{speed:.2f}×"))
+        speed = latencies[other] / latencies[name]
+        if 1 / ABOUT_EQUAL <= speed <= ABOUT_EQUAL:
+            lead = lead_of(metric, (scored, found[name]), (scored, found[other]))
+            if lead.value >= 0:
+                rows.append((name, other, with_error(lead), f"{speed:.2f}×"))
     return sorted(rows)
 
 

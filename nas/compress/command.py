@@ -84,7 +84,7 @@ def parser() -> Parser:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise UserError unless rows are given in one of the ways."""
+    """Raise UserError unless rows are given in one of the ways, and no option lacks another one."""
     if options.corpus and not options.pretrain_steps:
         raise UserError("--corpus is the text for --pretrain-steps N: give both")
     if options.retrieval is not None and options.embeddings is options.reranking is None:
