@@ -30,7 +30,7 @@ def main() -> None:
             steps=60,
             batch_size=16,
             learning_rate=1e-4,
-            max_length=32,
+            max_length=48,
             on_progress=progress.update,
         )
     result.save(out / "student")

@@ -20,7 +20,7 @@ from supernet.experts.command import main as split_into_experts
 def main() -> int:
     out = folder_of(__doc__, "results/example-experts")
     write_rows(out)
-    recipe: dict[str, Any] = {"max_length": 32, "batch_size": 16, "learning_rate": 1e-4}
+    recipe: dict[str, Any] = {"max_length": 48, "batch_size": 16, "learning_rate": 1e-4}
     # Without a teacher and with the objective `none`, distillation is ordinary fine-tuning.
     with Progress() as progress:
         dense = distil(

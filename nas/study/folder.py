@@ -14,7 +14,7 @@ from typing import Any
 
 from distill.command.folder import check_contents
 from foundation.errors import UserError
-from foundation.files import fingerprint, read_json, write_text
+from foundation.files import DiskFullError, fingerprint, is_disk_full, read_json, write_text
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
 from nas.study.storage import sqlite_url
@@ -103,7 +103,8 @@ class Folder:
 
         Raises:
             StudyInUse: another process holds it.
-            ConfigError: the file of the lock cannot be written.
+            ConfigError: the file of the lock cannot be opened.
+            DiskFullError: there is no space left for its one line.
         """
         with self._opened_lock("a+") as file:
             try:
@@ -115,9 +116,13 @@ class Folder:
                     "ended, or choose another --study"
                 ) from None
             file.truncate(0)
-            now = datetime.now(UTC)
-            file.write(f"process {os.getpid()} on {socket.gethostname()} since {now:%Y-%m-%d %H:%M} UTC")
-            file.flush()
+            holder = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+            try:
+                os.write(file.fileno(), holder.encode())
+            except OSError as error:
+                if is_disk_full(error):
+                    raise DiskFullError(f"{self._lock_file}: there is no space left on this disk") from error
+                raise
             yield
 
     def is_running(self) -> bool:
