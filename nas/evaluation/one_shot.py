@@ -41,8 +41,9 @@ class OneShotEvaluator:
         weights = load_file(workspace.one_shot / WEIGHTS)
         model_config = AutoConfig.from_pretrained(study.supernet)
         # Its own head is that of the task with which the training began, which may be another one.
-        (own_bias,) = (weights[name] for name in ("model.classifier.bias", "model.qa_outputs.bias") if name in weights)
-        model_config.num_labels = len(own_bias)
+        with torch.device("meta"):
+            own_head = output_layer(build(stored, self.task_type, template=model_config))
+        model_config.num_labels = len(weights[f"model.{own_head}.bias"])
         self.supernet = OneShotSupernet(
             build(stored, self.task_type, template=model_config),
             heads,

@@ -111,6 +111,7 @@ def preparation_context(
         config.search_fraction if config.search_rows == "random" else [config.search_fraction, config.search_rows],
         config.finetune.steps == 0,  # whose classes the rows have
         *([] if config.long_texts == CUT else [config.long_texts]),
+        *([config.mixed_precision] if data.labelled_by_teacher(config) else []),
     )
     return PreparationContext(
         config=config,

@@ -126,6 +126,20 @@ def reranks(config: StudyConfig) -> bool:
     return config.task in config.rows and config.rows[config.task].reranking
 
 
+def labelled_by_teacher(config: StudyConfig) -> bool:
+    """Whether the labels of the study's first task are outputs of the teacher, see `encoded`."""
+    return task_type_of(config, config.task).pool is not None or reranks(config)
+
+
+def check_one_shot(config: StudyConfig) -> None:
+    """Raise ConfigError if there can be no one-shot supernet, which has a head for every task."""
+    if task_type_of(config, config.task).pool is not None:
+        raise ConfigError(
+            f"tasks: {config.task} predicts sentence vectors, without a head, which a one-shot supernet needs: set "
+            'stage3.evaluation = "untrained" or "trained", and no final.start = "one_shot"'
+        )
+
+
 def read(config: StudyConfig, corpus: Callable[[], Corpus]) -> TaskData[Any]:
     """The rows of the task that stages 1 and 2 search on.
 

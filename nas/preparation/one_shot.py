@@ -20,7 +20,7 @@ from foundation.files import fingerprint
 from nas.config.schema import StudyConfig
 from nas.preparation.calibration import calibration_entry
 from nas.preparation.context import FORMAT, PreparationContext, preparation_context
-from nas.preparation.data import TaskFolders
+from nas.preparation.data import TaskFolders, check_one_shot
 from nas.preparation.entries import TRAINING, Work, create, largest
 from nas.preparation.nodes import create_together
 from nas.preparation.phases import ONE_SHOT_ON_TEXT, TrainingPhase, has_raw_teacher, refusing_divergence, training_phase
@@ -49,8 +49,10 @@ def prepare_one_shot(
     heads of different sizes.
 
     Raises:
-        ConfigError, distill.training.teacher.TeacherError: see `nas.preparation.prepare.prepare`.
+        ConfigError, distill.training.teacher.TeacherError: see `nas.preparation.prepare.prepare`; or tasks have
+            no head.
     """
+    check_one_shot(workspace.config)
     given = workspace
     has_routers = set(space.genes["experts"]) != {DENSE} or max(space.genes["attention_experts"]) > 1
     # Routers depend on the first task.

@@ -9,7 +9,7 @@ from optuna.exceptions import DuplicatedStudyError
 from nas.config.schema import ConfigError, StudyConfig
 from nas.planning.budget import check_deployment
 from nas.planning.stages import Plan, check_stage
-from nas.preparation.data import check_tasks, contents_of
+from nas.preparation.data import check_one_shot, check_tasks, contents_of
 from nas.study import ledger
 from nas.study.folder import Folder
 from nas.study.names import existing_studies, prefix_of
@@ -57,6 +57,8 @@ class SearchRun:
                 search or one that is not to be resumed.
         """
         check_tasks(self.config)
+        if "3" in self.stages and self.config.stage3.evaluation == "one_shot":
+            check_one_shot(self.config)
         check_deployment(self.config, self.cluster.device)
         check_storage(self.url)
         self.folder.check(self.config, self.stages, self.resume)

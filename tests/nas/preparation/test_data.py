@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification
 
 from distill.encoders.parts import output_layer
 from distill.tasks.corpora import embedded_corpus
@@ -25,6 +25,7 @@ from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.budget import budgeted_space
+from nas.preparation import context as of_context
 from nas.preparation import data
 from nas.preparation.context import preparation_context
 from nas.preparation.data import TaskFolders
@@ -44,6 +45,8 @@ from supernet.module_inputs import module_inputs
 from tests.nas import rows
 from tests.nas.rows import study
 from tests.nas.tiny_study import TinyStudy, corpus, uniform
+from tests.renamed import renamed
+from tests.sentences import save_reranker, save_sentence_encoder
 
 KINDS = {
     "rows": (CLASSIFICATION, ("accuracy",)),
@@ -97,6 +100,15 @@ def test_stage_3_scores_what_the_slice_computes_alone(tiny_study: TinyStudy, tmp
         assert score.parts[name] == pytest.approx(search.score(alone, accelerator).value)
     assert score.value == pytest.approx(sum(score.parts.values()) / len(score.parts))
     assert set(score.parts) == set(workspace.by_task)
+
+
+def test_stage_3_of_a_head_of_two_maps(tiny_study: TinyStudy, tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher"
+    renamed(BertForSequenceClassification.from_pretrained(tiny_study.teacher), "electra").save_pretrained(teacher)
+    AutoTokenizer.from_pretrained(tiny_study.teacher).save_pretrained(teacher)
+    workspace = sharing(load_config(str(study(tiny_study, tmp_path, "both", teacher=str(teacher)))))
+    score = OneShotEvaluator(workspace, "cpu").evaluate(uniform(workspace.study))
+    assert set(score.parts) == {"mine", "number"} and score.parts["mine"] > 0.5
 
 
 def test_widths_train_their_channels_alone(tiny_study: TinyStudy, tmp_path: Path) -> None:
@@ -170,6 +182,25 @@ def test_expert_loads_of_stage_3_are_of_all_tasks(tiny_study: TinyStudy, tmp_pat
 def keys(config: StudyConfig) -> tuple[str, str]:
     context = preparation_context(config, "cpu")
     return context.data_key, context.teacher_key
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "reranking", None])
+def test_rows_with_the_teachers_outputs_depend_on_the_precision(
+    tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
+) -> None:
+    """The vectors or scores that the teacher computes in bfloat16 are not those of a study in float32."""
+    changes: dict[str, Any] = {}
+    if kind is not None:
+        save = {"embeddings": save_sentence_encoder, "reranking": save_reranker}[kind]
+        save(tiny_study, tmp_path / "teacher")
+        columns = {"text": "one", kind: True} | ({"pair": "two"} if kind == "reranking" else {})
+        files = rows.table(tmp_path)
+        changes = {"teacher": str(tmp_path / "teacher"), "tasks": ["mine"], "rows": {"mine": files | columns}}
+    preset = str(study(tiny_study, tmp_path / "rows", "rows", **changes))
+    accelerator = make_accelerator("cpu")  # a process has one precision
+    monkeypatch.setattr(of_context, "make_accelerator", lambda *_: accelerator)
+    data_keys = {keys(load_config(preset, {"mixed_precision": precision}))[0] for precision in ("no", "bf16")}
+    assert len(data_keys) == (1 if kind is None else 2)
 
 
 def test_the_fraction_that_is_held_out(tiny_study: TinyStudy, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Mistakes that can be found without rows or weights end a search before anything is prepared."""
 
 import sys
+import tomllib
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
@@ -34,6 +36,18 @@ def refused_first(tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("stage", ["1", "all"])
 def test_a_budget_that_nothing_keeps(refused_first: Refused, stage: str, limit: tuple[str, str]) -> None:
     assert "no architecture" in refused_first("--stage", stage, *limit)
+
+
+@pytest.mark.parametrize("stage", ["3", "all"])
+def test_sentence_vectors_have_no_one_shot_supernet(
+    tiny_study: TinyStudy, tmp_path: Path, refused_first: Refused, stage: str
+) -> None:
+    preset = tomllib.loads(tiny_study.preset.read_text())
+    of_rows = {"train": "train.tsv", "dev": "dev.tsv", "text": "one", "embeddings": True}
+    path = tmp_path / "vectors.toml"
+    path.write_text(tomli_w.dumps(preset | {"tasks": ["mine"], "rows": {"mine": of_rows}}))
+    message = refused_first("--stage", stage, "--preset", path)
+    assert "mine predicts sentence vectors" in message and 'stage3.evaluation = "untrained"' in message
 
 
 @pytest.mark.parametrize("runtime", ["torch", "onnx-int8"])
