@@ -95,7 +95,8 @@ def prepare_untrained(
     """
     config = workspace.config
     others = tuple(
-        prepare(config.model_copy(update={"tasks": (task,)}), device, on_progress, outputs=False) for task in tasks[1:]
+        prepare(config.model_copy(update={"tasks": (task,)}), device, on_progress, outputs=False, activations=())
+        for task in tasks[1:]  # sizes are allocated by the first task's predicted losses alone
     )
     return UntrainedWorkspace((workspace, *others), table.rows, table.score == "fidelity")
 

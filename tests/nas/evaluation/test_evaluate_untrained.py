@@ -61,6 +61,9 @@ def test_the_score_is_that_of_the_inherited_weights(preset: Path, tiny_study: Ti
     both = prepare_untrained(workspace, workspace.config.stage1, workspace.config.tasks, device="cpu")
     first, second = both.tasks
     assert first == workspace and second.config.task == "neighbours" and second.supernet != first.supernet
+    assert first.compensation is not None and first.compensation.predictions.exists()
+    assert second.compensation is not None and second.compensation.calibration.exists()
+    assert not second.compensation.predictions.exists()  # nothing is allocated by them
     mean = UntrainedEvaluator(both, "cpu").evaluate(architecture)
     other = TrainedEvaluator(second, "cpu")
     parts = {"library": expected.value, "neighbours": other.score(other.student(architecture)).value}
