@@ -139,7 +139,8 @@ class SupernetTable(Table):
             `supernet.order.orders.ORDERS`.
         inheritance: "sliced": a candidate's weights are slices of the supernet's; "compensated": `project` is then
             solved for again, so that every block computes what the supernet's does on calibration text.
-        calibration_rows: the number of training rows that the weights are solved for on.
+        calibration_rows: the number of training rows that the weights are solved for on, or as many of them as fit in
+            4 GiB.
         cut_from: the base of the supernet that is warmed up, if that is wider or has fewer layers than `base`. The
             supernet on `base` gets its leading channels, and each of its layers several times, as EfficientBERT-TINY
             and EfficientBERT++ do (`supernet.cut`). None: the supernet on `base` is warmed up itself.

@@ -14,10 +14,12 @@ from nas.preparation.entries import Entry
 from nas.preparation.supernet import is_independent_of_task, load_supernet
 from nas.preparation.workspace import load_teacher
 from supernet.build import from_teacher
-from supernet.compensation.calibration import calibrate
+from supernet.compensation.calibration import bytes_of_token, calibrate
 
 # Sentences of similar length share a batch of this size.
 BATCH_SIZE = 64
+# What the reference computes on the rows may take this many bytes; of long texts and wide encoders fewer rows are taken.
+MOST_BYTES, FEWEST_ROWS = 4 * 2**30, 10
 
 
 def calibration_entry(
@@ -43,8 +45,10 @@ def calibration_entry(
         context.on_progress("supernet: calibration", None)
         model = load()
         rows = folders.rows("train")
-        drawn = np.random.default_rng([seed, 3]).permutation(len(rows))
-        chosen = take(rows, np.sort(drawn[:count]))
+        drawn = np.random.default_rng([seed, 3]).permutation(len(rows))[:count]
+        sizes = np.cumsum(rows.lengths_of(drawn)) * bytes_of_token(model, attentions)
+        fit = int(np.searchsorted(sizes, MOST_BYTES, side="right"))
+        chosen = take(rows, np.sort(drawn[: max(fit, FEWEST_ROWS)]))
         batches = [collate(chosen, batch, model.config.pad_token_id) for batch in eval_batches(chosen, BATCH_SIZE)]
         calibrate(model, batches, context.accelerator, attentions).save(path)
 

@@ -102,6 +102,13 @@ def _normalized(sum_ND: Tensor, norm_2D: Tensor, epsilon: float) -> Tensor:
     return torch.nn.functional.layer_norm(sum_ND, weight_D.shape, weight_D, bias_D, epsilon)
 
 
+def bytes_of_token(supernet: PreTrainedModel, attentions: bool) -> int:
+    """The bytes of the sums that `calibrate` keeps of a token."""
+    layers = encoder_layers(supernet)
+    sums = sum(len(layer.ffn) for layer in layers) + attentions * len(layers)
+    return sums * int(supernet.config.hidden_size) * torch.float32.itemsize
+
+
 def calibrate(
     supernet: PreTrainedModel, batches: Sequence[Batch], accelerator: Accelerator, attentions: bool = False
 ) -> Calibration:

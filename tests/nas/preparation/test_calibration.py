@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
+from nas.preparation import calibration
 from nas.preparation.context import preparation_context
 from nas.preparation.phases import training_phase
 from nas.preparation.prepare import prepare
@@ -59,7 +60,7 @@ def test_without_the_table_nothing_changes(tiny_study: TinyStudy) -> None:
         assert torch.equal(tensor, sliced[name]), name
 
 
-def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
+def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = prepared(tiny_study, **COMPENSATED)
     written = files_of(workspace).calibration.stat().st_mtime_ns
     again = prepared(tiny_study, **COMPENSATED)
@@ -69,6 +70,10 @@ def test_the_supernet_is_calibrated_once(tiny_study: TinyStudy) -> None:
     assert files_of(fewer).calibration != files_of(workspace).calibration
     loaded = Calibration.load(files_of(workspace).calibration)
     assert sum(len(batch["input_ids"]) for batch in loaded.batches) == 40
+    kept = [*(sum_ND for layer in loaded.sums for sum_ND in layer), *loaded.attention_sums]
+    monkeypatch.setattr(calibration, "MOST_BYTES", sum(sum_ND.nbytes for sum_ND in kept) - 1)
+    cut = prepared(tiny_study, **COMPENSATED | {"supernet.calibration_rows": 41})
+    assert sum(len(batch["input_ids"]) for batch in Calibration.load(files_of(cut).calibration).batches) == 39
     assert "labels" not in loaded.batches[0]
     evaluator = TrainedEvaluator(workspace, "cpu")
     teacher = from_teacher(evaluator.teacher(), stack=1)
