@@ -141,7 +141,7 @@ def compress_model(
     kinds = {"regression": regression, "reranking": reranking, "multi_label": multi_label}
     columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, "class_weights": class_weights}
     of_train = {"dev": dev, "pair": pair, "class_weights": class_weights, "finetune_teacher": finetune_teacher}
-    _check(given, **of_train, **kinds, **({} if reranking else {"retrieval": retrieval}))
+    _check(given, **of_train, **kinds, threshold=threshold != THRESHOLD, retrieval=None if reranking else retrieval)
     settings = _budget(max_latency, max_params, max_size, runtime, threads) | {"max_length": max_length, "seed": seed}
     settings |= _training(steps, learning_rate, finetune_teacher, pretrain_steps, corpus) | {"long_texts": long_texts}
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):

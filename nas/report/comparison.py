@@ -25,7 +25,7 @@ from search_spaces.published import load
 NORMAL = 1.959964
 SEARCH, DEV = "search split", "dev split"
 # What decides which rows a study has.
-ORIGIN = ("task", "data", "table of rows", "corpus")
+ORIGIN = ("task", "data", "table of rows", "corpus", "search_fraction", "search_rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,8 @@ def _origin(item: Item) -> tuple[Any, ...]:
     config = item.config
     assert config is not None
     rows = config.rows.get(config.task)
-    return config.task, config.data, rows and rows.model_dump(mode="json"), None if rows else config.corpus
+    files = rows and rows.model_dump(mode="json"), None if rows else config.corpus
+    return config.task, config.data, *files, config.search_fraction, config.search_rows
 
 
 def with_confirmed_rows(items: Sequence[Item], storage: str | None) -> list[Item]:

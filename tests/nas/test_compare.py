@@ -162,6 +162,11 @@ def test_other_rows_are_refused(
     monkeypatch.setattr(synthetic, "ROW_COUNT", 300)
     fewer = synthetic.write(tmp_path / "fewer", trials=6)
     assert "were scored on different rows: 300 and 400 of them" in refused(main, studies[0], fewer)
+    # As many rows, but others of the training rows.
+    others = shutil.copytree(studies[1], tmp_path / "others")
+    stored = str(Folder(others).config)
+    Folder(others).config.write_text(load_config(stored, {"search_fraction": 0.1}).to_toml())
+    assert "the search_fraction is 0.1 and None" in refused(main, studies[0], others)
 
 
 @pytest.mark.slow

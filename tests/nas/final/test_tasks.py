@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -125,6 +126,26 @@ def test_resuming_what_is_finished_trains_nothing(
         (line,) = (line for line in printed.splitlines() if line.split()[:1] == [name])
         assert f"{score['value']:.4f} ± {score['standard_error']:.4f}" in line
     assert f"{found['mean']['student']:.4f}" in printed
+
+
+def test_what_is_finished_is_not_mixed_with_other_settings(
+    trained: Path, given: list[str], architecture: str, tmp_path: Path, refused: Refused
+) -> None:
+    other = tmp_path / "other.json"
+    Architecture.uniform(Architecture.load(architecture).base).save(other)
+    resumed = [*given, "--tasks", ",".join(CHOSEN), "--out", trained, "--resume", "--steps"]
+    for words, what in (
+        ([architecture, *resumed, "5"], "another configuration"),
+        ([other, *resumed, "4"], "another architecture"),
+        ([architecture, *resumed, "4", "--seed", "9"], "another seed"),
+        ([architecture, *resumed, "4", "--skip-base"], "another --skip-base"),
+    ):
+        assert f"{trained / 'rte'} is finished, with {what}: choose another --out" in refused(main, *words)
+    copied = shutil.copytree(trained, tmp_path / "copied")
+    without = {name: value for name, value in metrics(copied / "mnli").items() if name != "also"}
+    (copied / "mnli" / "metrics.json").write_text(json.dumps(without))
+    words = [copied if word is trained else word for word in resumed]
+    assert "is finished, without scores of mnli_mismatched" in refused(main, architecture, *words, "4")
 
 
 def test_evaluation_gives_the_same_scores(trained: Path, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
