@@ -18,7 +18,7 @@ from supernet.compensation.calibration import bytes_of_token, calibrate
 
 # Sentences of similar length share a batch of this size.
 BATCH_SIZE = 64
-# What the reference computes on the rows may take this many bytes; of long texts and wide encoders fewer rows are taken.
+# What the reference computes may take this many bytes, so of long texts and in wide encoders fewer rows are taken.
 MOST_BYTES, FEWEST_ROWS = 4 * 2**30, 10
 
 
