@@ -37,9 +37,10 @@ class TrainingContext(Protocol):
     """A context manager around the training of a phase, which modifies the models during that time.
 
     It receives the student, the teacher (the model itself, so saved outputs are not enough), all settings of the
-    objective including defaults, and the number of steps of the phase. On entry, it returns a function that wraps the
-    batches of the training and may count or change them. It raises ValueError for models that it cannot be used with,
-    even if their weights are on the "meta" device.
+    objective including defaults, and as `steps` the number of batches of the phase, which is larger than that of the
+    optimizer's steps if gradients are accumulated. On entry, it returns a function that wraps the batches of the
+    training and may count or change them. It raises ValueError for models that it cannot be used with, even if their
+    weights are on the "meta" device.
     """
 
     def __call__(

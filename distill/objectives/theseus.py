@@ -39,7 +39,7 @@ class Replacement:
 
     Each layer is active with a probability that rises linearly from `start` to 1 at the fraction `until` of the steps;
     from then on the student is trained without the teacher's layers. If no layer is drawn, one is chosen at random,
-    since the student would learn nothing from such a batch.
+    since the student would learn nothing from such a batch. `steps` counts batches.
     """
 
     def __init__(self, layers: int, steps: int, seed: int, start: float, until: float) -> None:

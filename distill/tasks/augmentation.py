@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+from tokenizers.models import WordPiece
 
 from distill.encoders.family import family_of
 from distill.encoders.parts import word_head
@@ -35,6 +36,8 @@ from distill.tasks.task import TaskError
 CHUNK = 256
 # From a file of word vectors this many are read, those of the most frequent words.
 VECTORS = 100_000
+# With these characters the tokens of byte-level BPE and of SentencePiece begin where a word does.
+BEGINNINGS = ("Ġ", "▁")
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,11 @@ class Augmentation:
     def vocabulary(self) -> list[str | None]:
         """For each token id its word, or None if it is a special token, the inside of a word, or not of letters."""
         special = set(self.tokenizer.all_special_ids)
+        marks_insides = isinstance(self.tokenizer.backend_tokenizer.model, WordPiece)
         result: list[str | None] = [None] * self.model.config.vocab_size
         for token, number in self.tokenizer.get_vocab().items():
+            if not marks_insides:  # but the beginnings of words
+                token = self.tokenizer.convert_tokens_to_string([token]).strip() if token[:1] in BEGINNINGS else ""
             if number < len(result) and number not in special and token.isalpha():
                 result[number] = token
         return result
@@ -237,6 +243,7 @@ def _replaceable(text: str, encoding: Any, end: int) -> Iterator[tuple[int, int,
             pieces.setdefault(word, []).append(position)
     for positions in pieces.values():
         first, last = encoding.offsets[positions[0]][0], encoding.offsets[positions[-1]][1]
-        word = text[first:last]
+        word = text[first:last].lstrip()
+        first = last - len(word)  # some tokenizers count the space before a word as part of it
         if positions[-1] < end and word.isalpha() and word.lower() not in ENGLISH_STOP_WORDS:
             yield first, last, positions

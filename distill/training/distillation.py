@@ -114,7 +114,7 @@ def distil(
                     student,
                     teacher.to(accelerator.device),
                     settings={**objective_spec.defaults, **phase.settings},
-                    steps=phase_recipe.steps,
+                    steps=phase_recipe.batches,
                     seed=seed,
                 )
                 batches = stack.enter_context(context)(batches)

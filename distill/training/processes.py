@@ -18,7 +18,10 @@ def process_rows(batch: Batch, accelerator: Accelerator) -> Batch:
     processes, rows = accelerator.num_processes, len(batch["input_ids"])
     if rows < processes:
         raise ValueError(f"a batch of {rows} rows cannot be shared out to {processes} processes: raise batch_size")
-    part = slice(accelerator.process_index, None, processes)
+    index = accelerator.process_index
+    part = slice(index, None, processes)
+    if "groups" in batch:  # the rows of a group lie side by side, and are compared with one another
+        part = slice(rows * index // processes, rows * (index + 1) // processes)
     return {name: tensor[part].to(accelerator.device) for name, tensor in batch.items()}
 
 

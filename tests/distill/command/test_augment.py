@@ -19,6 +19,7 @@ from distill.tasks.readers.tables import read_rows
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
 from tests.accelerate_state import reset_accelerate
+from tests.supernet.tokenizers_of import KINDS, sentences
 from tests.tiny import SIZES, bert, shaken
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -247,3 +248,20 @@ def test_an_existing_file_is_kept(folder: Path, tmp_path: Path, capsys: pytest.C
     task = ["--model", str(folder / "mlm"), "--task", "word_order", "--out", str(tmp_path / "other.tsv")]
     assert main([*task, "--pair", "other"]) == 2
     assert "--pair describes the rows of --train FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["byte-level BPE", "Unigram"])
+def test_candidates_are_words_whatever_marks_their_beginnings(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    torch.manual_seed(0)
+    model = BertForMaskedLM(BertConfig(**{**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 60})).eval()
+    augmentation = Augmentation(model, tokenizer, copies=1, probability=1.0)
+    beginnings = {"byte-level BPE": "Ġ", "Unigram": "▁"}
+    begin_words = {token[1:].replace("Ã¼", "ü") for token in tokenizer.get_vocab() if token[0] == beginnings[kind]}
+    changed = []
+    for text, words in zip(sentences(20), augmentation.words(sentences(20)), strict=True):
+        for word in words:
+            assert text[word.start : word.end].isalpha() and text[word.end : word.end + 1] in ("", " ", ",")
+            assert {*word.candidates} <= begin_words
+            changed.append(word.start > 0)
+    assert any(changed)

@@ -1,6 +1,8 @@
 """The objective of rerankers."""
 
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from distill.objectives import OBJECTIVES, reranking
 from distill.objectives.outputs import HIDDEN_STATES, LOGITS, Outputs, of_layers
 from distill.tasks.encoding import Encoded
 from distill.tasks.types import REGRESSION
+from distill.training.processes import process_rows
 from tests.tiny import SIZES, bert
 
 MASK = torch.ones(5, 3, dtype=torch.long)
@@ -54,3 +57,11 @@ def test_rows_without_queries() -> None:
     OBJECTIVES["reranking"].make({}, CONFIG, CONFIG, rows)
     with pytest.raises(ValueError, match="margin compares the passages of a query, and these rows have none"):
         OBJECTIVES["reranking"].make({"margin": 1.0}, CONFIG, CONFIG, rows)
+
+
+def test_processes_get_the_passages_of_a_query_together() -> None:
+    batch = {"input_ids": torch.arange(14).view(7, 2), "groups": torch.tensor([4, 4, 0, 0, 0, 2, 2])}
+    processes: list[Any] = [SimpleNamespace(num_processes=2, process_index=index, device="cpu") for index in range(2)]
+    shares = [process_rows(batch, process) for process in processes]
+    assert [share["groups"].tolist() for share in shares] == [[4, 4, 0], [0, 0, 2, 2]]
+    assert torch.equal(torch.cat([share["input_ids"] for share in shares]), batch["input_ids"])

@@ -1,8 +1,10 @@
 """BERT-of-Theseus: which layers compute, which learn, and what is left."""
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -10,6 +12,8 @@ from accelerate import Accelerator
 from distill.encoders.parts import model_inputs
 from distill.objectives import hard_labels
 from distill.objectives.theseus import Replacement, replacing
+from distill.tasks.encoding import Encoded
+from distill.training.distillation import distil
 from distill.training.loop import train
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
@@ -92,6 +96,24 @@ def test_rate_rises_and_draws_follow_it() -> None:
     for part, value in enumerate(expected):
         # One is drawn where none would be: at most (1 - rate) ** 3 more a batch.
         assert value - 30 < counts[part] < value + 30 + 100 * (1 - replacement.rate(100 * part)) ** 3
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_accumulated_batches_do_not_shorten_the_schedule(
+    accumulate: int, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: dict[int, float] = {}
+    rate = Replacement.rate
+    monkeypatch.setattr(Replacement, "rate", lambda self, step: rates.setdefault(step, rate(self, step)))
+    student, teacher = pair()
+    recipe = Recipe(steps=4, batch_size=2, gradient_accumulation_steps=accumulate)
+    settings = {"start": 0.2, "until": 0.5}
+    ids = np.tile(np.array([2, 7, 9, 3], np.int32), 8)
+    texts = Encoded(ids, np.zeros(32, np.int8), np.arange(0, 33, 4), np.arange(8) % 3)
+    tokens = SimpleNamespace(pad_token_id=0)
+    distil(student, teacher, texts, "theseus", settings, recipe, accelerator=accelerator, tokenizer=tokens)
+    first_of_steps = [rates[step * accumulate] for step in range(4)]
+    assert first_of_steps == pytest.approx([0.2, 0.6, 1.0, 1.0])
 
 
 def test_draws_hang_on_the_step_alone() -> None:
