@@ -81,6 +81,8 @@ def command(options: argparse.Namespace) -> int:
         return DONE
     items = [item_of(text) for text in options.items]
     check_tasks(items)
+    if options.rows is not None and sum(item.checkpoint is not None for item in items) < 2:
+        raise UserError("--rows: is of checkpoints, which are scored if there are at least two of them: leave it out")
     items = scored_checkpoints(with_confirmed_rows(items, options.storage), options.rows, options.device)
     shortest = min(items, key=lambda item: item.architecture.base.positions)
     limit = shortest.architecture.base.positions

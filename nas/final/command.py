@@ -87,8 +87,9 @@ def check(options: argparse.Namespace) -> None:
         if options.architecture is None:
             raise ConfigError("give an architecture to train, or --evaluate CHECKPOINT to measure one that is trained")
         return
-    for name in ("architecture", "out", "assistant", "steps", "batch_size", "learning_rate", "tensorboard"):
-        if getattr(options, name) is not None:
+    values = ("architecture", "out", "assistant", "steps", "batch_size", "learning_rate", "tensorboard", "seed")
+    for name in (*values, "transfer", "skip_base", "resume"):
+        if (value := getattr(options, name)) is not None and value is not False:
             given = name if name == "architecture" else f"--{name.replace('_', '-')}"
             raise ConfigError(f"--evaluate trains nothing: leave out {given}")
 

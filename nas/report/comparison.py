@@ -25,7 +25,7 @@ from search_spaces.published import load
 NORMAL = 1.959964
 SEARCH, DEV = "search split", "dev split"
 # What decides which rows a study has.
-ORIGIN = ("task", "data", "table of rows", "corpus", "search_fraction", "search_rows")
+ORIGIN = ("task", "data", "table of rows", "corpus", "search_fraction", "search_rows", "teacher")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,9 @@ def _origin(item: Item) -> tuple[Any, ...]:
     assert config is not None
     rows = config.rows.get(config.task)
     files = rows and rows.model_dump(mode="json"), None if rows else config.corpus
-    return config.task, config.data, *files, config.search_fraction, config.search_rows
+    # The labels of vectors and scores are the teacher's.
+    teacher = config.teacher if rows and (rows.embeddings or rows.reranking) else None
+    return config.task, config.data, *files, config.search_fraction, config.search_rows, teacher
 
 
 def with_confirmed_rows(items: Sequence[Item], storage: str | None) -> list[Item]:

@@ -141,6 +141,7 @@ def test_what_cannot_be_compared(studies: tuple[Path, Path], tmp_path: Path, ref
         ([one], "at least two things"),
         ([one, "eficientbert"], "neither a file nor a published architecture; did you mean 'efficientbert'"),
         (["base", one, "--tokens", 65], "has 64 positions, which is less than 65"),
+        (["base", one, "--rows", 8], "--rows: is of checkpoints"),
     ):
         assert message in refused(main, *words)
     (tmp_path / "empty").mkdir()
@@ -167,6 +168,15 @@ def test_other_rows_are_refused(
     stored = str(Folder(others).config)
     Folder(others).config.write_text(load_config(stored, {"search_fraction": 0.1}).to_toml())
     assert "the search_fraction is 0.1 and None" in refused(main, studies[0], others)
+    # The labels of vectors are the teacher's.
+    rows = {"own": {"train": "train.jsonl", "dev": "dev.jsonl", "text": "text", "embeddings": True}}
+    for study, teacher in ((studies[1], "one"), (others, "other")):
+        given = {"teacher": teacher, "tasks": ["own"], "rows": rows}
+        (tmp_path / teacher).mkdir()
+        shutil.copytree(study, tmp_path / teacher / "study")
+        Folder(tmp_path / teacher / "study").config.write_text(load_config(stored, given).to_toml())
+    message = refused(main, tmp_path / "one" / "study", tmp_path / "other" / "study")
+    assert "the teacher is 'other' and 'one'" in message
 
 
 @pytest.mark.slow

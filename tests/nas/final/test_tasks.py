@@ -201,6 +201,8 @@ def test_mistakes(
         (["--evaluate", trained, "--tasks", "cola", *data], "there is no train.tsv"),
         (["--evaluate", trained / "rte", "--task", "stsb", *data], "head"),
         (["--evaluate", trained, "--steps", "3", *data], "--evaluate trains nothing: leave out --steps"),
+        (["--evaluate", trained, "--seed", "0", *data], "--evaluate trains nothing: leave out --seed"),
+        (["--evaluate", trained, "--skip-base", *data], "--evaluate trains nothing: leave out --skip-base"),
         (["--predict", tmp_path, *data], "--predict: give the trained student by --evaluate"),
     ):
         assert message in refused(main, *words)
