@@ -1,7 +1,7 @@
 """Encoded rows in flat arrays of token ids, the order of training batches, and padded batches."""
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import count, islice
 from pathlib import Path
@@ -117,6 +117,18 @@ def encode_sentences(
         out = tokenizer(*columns, truncation=True, max_length=max_length, return_attention_mask=False)
         parts.append(flat_rows(out))
     return Encoded(**joined_rows(parts), labels=labels, task_type=task_type)
+
+
+def tokenized_words(tokenizer: Any, rows: Iterable[Sequence[str]], **options: Any) -> Any:
+    """A tokenizer's output for sentences of words, which get the tokens that they have in text.
+
+    Tokens of byte-level tokenizers contain the space before a word, which many of these do not add to words.
+    """
+    in_text = tokenizer("a a")["input_ids"]
+    alone, spaced = (tokenizer(["a", word], is_split_into_words=True)["input_ids"] for word in ("a", " a"))
+    space = " " if alone != in_text == spaced else ""
+    words = [[row[0], *(space + word for word in row[1:])] for row in rows]
+    return tokenizer(words, is_split_into_words=True, **options)
 
 
 def flat_rows(out: Any) -> Arrays:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from distill.tasks.encoding import tokenized_words
 from distill.tasks.splits import CUT, HEAD_TAIL, WINDOWS, AnySplit, Split, TaggedSplit
 
 # So many rows, evenly spaced, are looked at; and from this share on unknown tokens get a line.
@@ -54,7 +55,7 @@ def notes(
 def _untruncated(tokenizer: Any, split: Split | TaggedSplit) -> tuple[list[list[int]], list[list[int]]]:
     """The token ids and the segments of rows as they are."""
     if isinstance(split, TaggedSplit):
-        out = tokenizer([list(words) for words in split.words], is_split_into_words=True, truncation=False)
+        out = tokenized_words(tokenizer, split.words, truncation=False)
     else:
         out = tokenizer(*(list(texts) for texts in (split.texts, split.pairs) if texts is not None), truncation=False)
     return out["input_ids"], out.get("token_type_ids") or [[0]]

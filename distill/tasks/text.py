@@ -47,6 +47,10 @@ def save_text(paragraphs: Iterable[str], tokenizer: Any, max_length: int, folder
     room = max_length - special
     if room < 1:
         raise ValueError(f"{max_length} tokens leave no room beside {special} special ones")
+    # Some tokenizers put other tokens than [CLS] and [SEP] around a sentence, or only one.
+    sample = tokenizer("a", return_special_tokens_mask=True)
+    first = sample["special_tokens_mask"].index(0)
+    before, after = sample["input_ids"][:first], sample["input_ids"][len(sample["input_ids"]) - special + first :]
     folder.mkdir()
     end = 0
     with (folder / IDS).open("wb") as ids, (folder / OFFSETS).open("wb") as offsets:
@@ -55,7 +59,7 @@ def save_text(paragraphs: Iterable[str], tokenizer: Any, max_length: int, folder
         rows = _packed(encoded, room) if packed else (row for row in encoded if row)
         while chunk := list(islice(rows, CHUNK)):
             ends = end + np.cumsum([len(row) + special for row in chunk], dtype=np.int64)
-            flat = chain.from_iterable((tokenizer.cls_token_id, *row, tokenizer.sep_token_id) for row in chunk)
+            flat = chain.from_iterable((*before, *row, *after) for row in chunk)
             np.fromiter(flat, np.int32, ends[-1] - end).tofile(ids)
             ends.tofile(offsets)
             end = int(ends[-1])

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
 
-from distill.tasks.encoding import CHUNK, IGNORED, Encoded, flat_rows, joined_rows
+from distill.tasks.encoding import CHUNK, IGNORED, Encoded, flat_rows, joined_rows, tokenized_words
 from distill.tasks.entities import OUTSIDE
 from distill.tasks.metrics import ENTITY_F1, WORD_ACCURACY
 from distill.tasks.splits import TaggedSplit
@@ -24,8 +24,8 @@ def encode(tokenizer: Any, split: TaggedSplit, max_length: int, stride: int) -> 
     """Encode sentences, truncated to `max_length` tokens; the first token of a word gets the word's tag and index."""
     parts = []
     for start in range(0, len(split), CHUNK):
-        words = [list(row) for row in split.words[start : start + CHUNK]]
-        out = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
+        words = split.words[start : start + CHUNK]
+        out = tokenized_words(tokenizer, words, truncation=True, max_length=max_length)
         places, labels = [], []
         for row in range(len(words)):
             word_T = np.array([-1 if word is None else word for word in out.word_ids(row)], np.int32)

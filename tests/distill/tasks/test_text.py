@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 from transformers import BertTokenizerFast
 
 from distill.tasks.encoding import Encoded, encode_sentences, training_batches
@@ -78,6 +79,16 @@ def test_packed_rows(tokenizer: BertTokenizerFast, paragraphs: list[str]) -> Non
         if middle not in ends:
             following = min(border for border in np.cumsum([0, *map(len, tokens)]).tolist() if border > middle)
             assert min(following, last) - first > ROOM
+
+
+@pytest.mark.parametrize("around", ["one $A two", "one $A", "$A one", "$A"])
+def test_special_tokens_are_those_of_the_tokenizer(around: str) -> None:
+    names = {name: place for place, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    other = BertTokenizerFast(vocab=names)
+    special = [(name, names[name]) for name in ("one", "two")]
+    other.backend_tokenizer.post_processor = TemplateProcessing(single=around, special_tokens=special)
+    texts = ["three four", "five"]
+    assert saved(texts, other, packed=False) == other(texts)["input_ids"]
 
 
 def test_memory_does_not_grow_with_the_text(tokenizer: BertTokenizerFast, tmp_path: Path) -> None:

@@ -1,10 +1,16 @@
 """Tags from the logits of tokens."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import BertTokenizerFast
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import BertTokenizerFast, RobertaTokenizerFast
 
 from distill.tasks.readers import load_task
 from distill.tasks.splits import TaggedSplit
@@ -44,6 +50,23 @@ def test_words_without_a_token_are_outside(
     assert {int(tag) for row in predict(rows, logits, split, ("a", "b", "c", "d")) for tag in row} >= (
         {-1} if any("\u200d" in sentence for sentence in sentences) else set()
     )
+
+
+@pytest.mark.parametrize("first_too", [False, True])
+def test_words_have_the_tokens_that_they_have_in_text(first_too: bool) -> None:
+    """Also those of byte-level tokenizers, whose tokens contain the space before a word."""
+    text = "new york is new"
+    trainer = BpeTrainer(vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>"], show_progress=False)
+    trained = Tokenizer(BPE())
+    trained.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    trained.train_from_iterator([text] * 50, trainer)
+    parts = json.loads(trained.to_str())["model"]
+    merges = [tuple(pair) for pair in parts["merges"]]
+    byte_level = RobertaTokenizerFast(vocab=parts["vocab"], merges=merges, add_prefix_space=first_too)
+    split = TaggedSplit((tuple(text.split()),), ((1, 2, 0, 0),))
+    rows = encode(byte_level, split, 32, task_type=TOKEN_CLASSIFICATION)
+    assert rows.input_ids.tolist() == byte_level(text)["input_ids"]
+    assert rows.labels is not None and rows.labels[rows.labels >= 0].tolist() == [1, 2, 0, 0]
 
 
 def test_right_logits_on_the_real_files_are_right() -> None:
