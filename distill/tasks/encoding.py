@@ -127,7 +127,7 @@ def tokenized_words(tokenizer: Any, rows: Iterable[Sequence[str]], **options: An
     in_text = tokenizer("a a")["input_ids"]
     alone, spaced = (tokenizer(["a", word], is_split_into_words=True)["input_ids"] for word in ("a", " a"))
     space = " " if alone != in_text == spaced else ""
-    words = [[row[0], *(space + word for word in row[1:])] for row in rows]
+    words = [[space * (place > 0) + word for place, word in enumerate(row)] for row in rows]
     return tokenizer(words, is_split_into_words=True, **options)
 
 

@@ -17,7 +17,7 @@ from foundation.files import fingerprint
 # The files of encoded text: the int32 token ids of all rows, without padding, and the int64 offsets of the rows.
 IDS, OFFSETS = "input_ids.int32", "offsets.int64"
 # Part of the cache keys of encoded text: increase it when the same text is encoded in another way.
-FORMAT = 1
+FORMAT = 2
 
 
 def stored_text_key(sources: Sequence[str], tokenizer: Any, max_length: int, packed: bool) -> str:
