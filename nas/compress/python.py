@@ -141,7 +141,7 @@ def compress_model(
     kinds = {"regression": regression, "reranking": reranking, "multi_label": multi_label}
     columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, "class_weights": class_weights}
     of_train = {"dev": dev, "pair": pair, "class_weights": class_weights, "finetune_teacher": finetune_teacher}
-    _check(given, **of_train, **kinds, threshold=threshold != THRESHOLD, retrieval=None if reranking else retrieval)
+    _check(given, columns, **of_train, **kinds, retrieval=None if reranking else retrieval)
     settings = _budget(max_latency, max_params, max_size, runtime, threads) | {"max_length": max_length, "seed": seed}
     settings |= _training(steps, learning_rate, finetune_teacher, pretrain_steps, corpus) | {"long_texts": long_texts}
     with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
@@ -178,17 +178,20 @@ def _training(
     return always | {name: value for name, value in chosen.items() if value is not None}
 
 
-def _check(given: Mapping[str, Any], **others: Any) -> None:
+def _check(given: Mapping[str, Any], columns: Mapping[str, Any], **others: Any) -> None:
     """Raise RowsError unless rows are given in one of the ways, with nothing that belongs to another one."""
     names = [name for name, data in given.items() if data is not None]
     if len(names) != 1:
         said = f"not {' and '.join(names)}" if names else "there are no rows"
         raise RowsError(f"give one of {', '.join(given)}; {said}")
-    for name, value in others.items():
+    changed = {name: columns[name] != usual for name, usual in (("label", LABEL), ("threshold", THRESHOLD))}
+    for name, value in (others | changed).items():
         if value is not None and not (isinstance(value, int) and value == 0):
             needs = "embeddings" if name == "retrieval" else "train"
             if names != [needs]:
                 raise RowsError(f"{name}: belongs to {needs}, and cannot be combined with {names[0]}: leave it out")
+    if others["reranking"] and changed["label"]:
+        raise RowsError("label: a reranker's student learns its scores, not labels: leave it out")
 
 
 def _write_rows(
@@ -200,7 +203,7 @@ def _write_rows(
         labeling: the arguments of `predicted_labels` beside the texts.
     """
     if given["train"] is not None:
-        table = {name: value for name, value in columns.items() if value}
+        table = {name: value for name, value in columns.items() if value is not None}
         if columns["reranking"]:
             del table["label"]
         named = [table[name] for name in ("text", "pair", "label") if name in table]

@@ -130,6 +130,8 @@ def test_texts_in_memory(tmp_path: Path) -> None:
         ({"embeddings": TEXTS, "dev": []}, "dev: belongs to train, and cannot be combined with embeddings"),
         ({"unlabeled": TEXTS, "regression": True}, "regression: belongs to train"),
         ({"unlabeled": TEXTS, "threshold": 0.3}, "threshold: belongs to train"),
+        ({"unlabeled": TEXTS, "label": "kind"}, "label: belongs to train"),
+        ({"train": [], "reranking": True, "label": "kind"}, "label: a reranker's student learns its scores"),
         ({"embeddings": TEXTS, "retrieval": [{"query": "a"}]}, "retrieval: row 0 has no text in the column 'passage'"),
         ({"embeddings": TEXTS, "tokenizer": 1}, "tokenizer: a folder or name has its own; leave it out"),
     ],

@@ -134,6 +134,8 @@ def test_mistakes_in_python(teacher: Path) -> None:
     broken = Dataset.from_list([{"sentence": "a", "label": [-1]}] * 20, features=rows().features)
     with pytest.raises(RowsError, match=r"train: row 0 has no label in the column 'label', but \[-1\]"):
         compress_model(str(teacher), broken, multi_label=True, **LIMITS)
+    with pytest.raises(ValueError, match="threshold: Input should be greater than 0"):
+        compress_model(str(teacher), rows(), multi_label=True, threshold=0, **LIMITS)
 
 
 def test_long_texts(teacher: Path) -> None:
