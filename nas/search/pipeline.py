@@ -277,13 +277,13 @@ class Search:
         tried: list[dict[str, Any]] = []
 
         def passes(step: int) -> bool:
-            best = {
-                origin: architecture
-                for architecture, origin, _ in reversed(self._first_stage(budgets[step], 1.0).baselines)
-            }
+            baselines = self._first_stage(budgets[step], 1.0).baselines
+            best = {origin: architecture for architecture, origin, _ in reversed(baselines)}
             architecture = best.get(ALLOCATED[0], best[GLOBAL])
             described = COSTS[goal.cost](budgets[step])
-            (confirmed,) = self.confirm(BUDGET, widest.space, [(architecture, described)], seeds).values()
+            # Neighboring budgets may be the same when rounded.
+            origin = f"{described}, budget {step + 1} of {len(budgets)}"
+            (confirmed,) = self.confirm(BUDGET, widest.space, [(architecture, origin)], seeds).values()
             kept = keep.fraction_kept(metric, self._teacher_rows, confirmed, goal.fraction)
             self.progress.say(f"{described}: keeps {kept or 'nothing, as no training succeeded'}")
             tried.append({"maximum": budgets[step]} | (kept.to_json() if kept else {}))
