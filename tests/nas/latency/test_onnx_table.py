@@ -230,10 +230,11 @@ def test_a_measured_table(runtime: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(nas.latency.onnx_table, "LAYERS", 18)
     monkeypatch.setattr(nas.latency.onnx_table, "LAYERS_OF_WIDTH", 1)
     told: list[str] = []
+    # In a batch of one the models of this test take less time than recording it does.
+    settings = replace(SETTINGS, runtime=runtime, batch=32)
 
     def table() -> LatencyTable:
-        # In a batch of one the models of this test take less time than recording it does.
-        return latency_table(replace(SETTINGS, runtime=runtime, batch=32), tmp_path, lambda what, fraction: told.append(what))
+        return latency_table(settings, tmp_path, lambda what, fraction: told.append(what))
 
     try:
         found = table()
