@@ -156,6 +156,9 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--searches", type=int, default=1, help="searches for each budget; default: %(default)s")
     parser.add_argument("--steps", type=int, default=200, help="training steps; default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="training seeds; default: %(default)s")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help='only alternatives whose names start so, as "MILP" or "layers: 2"'
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw scores against latencies (.png or .svg)")
 
 
@@ -164,7 +167,7 @@ def run(options: Namespace, report: Report) -> None:
     config = load_config(options.preset).model_dump(mode="json")
     kept = Kept(report, {"config": config, "steps": options.steps}, seeds)
     alternatives = Alternatives([Budget(options, "teacher", budget, kept) for budget in options.budgets], kept)
-    architectures = alternatives.architectures(options.searches)
+    architectures = chosen(alternatives.architectures(options.searches), options.only)
     these = fingerprint({name: one.to_json() for name, one in architectures.items()})
     latencies = kept(f"latencies of {these}", lambda: alternatives.latencies(architectures))
     teacher = kept(TEACHER, lambda: alternatives.measured(alternatives.evaluator.teacher()))
@@ -194,6 +197,14 @@ def run(options: Namespace, report: Report) -> None:
     report.table(("alternative", "over", "lead", "speed"), leads, f"leads at about equal latency, {form}")
     if options.plot:
         draw(options.plot, found, latencies)
+
+
+def chosen(architectures: Mapping[str, Architecture], only: Sequence[str] | None) -> dict[str, Architecture]:
+    """Those whose names start as one of `only`, if it is given; BenchmarkError for one that starts no name."""
+    for start in only or ():
+        if not any(name.startswith(start) for name in architectures):
+            raise BenchmarkError(f"--only {start!r}: no alternative starts so, of {', '.join(architectures)}")
+    return {name: one for name, one in architectures.items() if only is None or name.startswith(tuple(only))}
 
 
 def cells(metric: Metric, form: str, measured: Measured, teacher: Mapping[str, Any]) -> tuple[str, str]:

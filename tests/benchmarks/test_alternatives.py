@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.alternatives import FROM_SCRATCH
+from benchmarks.alternatives import FROM_SCRATCH, chosen
+from benchmarks.common import BenchmarkError
 from nas.planning.finalists import ALLOCATED, GLOBAL, UNIFORM
+from search_spaces.architecture import Architecture, Base
 from tests.nas.evaluation.test_evaluate_untrained import UNTRAINED
 from tests.nas.tiny_study import TinyStudy
 
@@ -37,3 +39,11 @@ def test_every_alternative_in_every_form(
     made = file.read_bytes()
     assert main(command) == 0  # nothing is measured again
     assert json.loads(file.read_bytes())["results"] == json.loads(made)["results"]
+
+
+def test_only_some_alternatives() -> None:
+    found = dict.fromkeys(("layers: 2", "layers: 1", "uniform slice, 3/10x"), Architecture.uniform(Base(2, 24, 4, 48)))
+    assert list(chosen(found, None)) == list(found)
+    assert list(chosen(found, ["uniform", "layers: 1"])) == ["layers: 1", "uniform slice, 3/10x"]
+    with pytest.raises(BenchmarkError, match="--only 'layers: 3': no alternative starts so, of layers: 2, layers: 1"):
+        chosen(found, ["uniform", "layers: 3"])
