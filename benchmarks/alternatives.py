@@ -28,19 +28,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.candidates import dev_set, phases_of
+from benchmarks.candidates import dev_set, in_int8, phases_of
 from benchmarks.common import BenchmarkError, Kept, Report, take_turns, timed
 from benchmarks.leads import FIRST_SEED, Budget
 from distill.tasks.metrics import Metric, Score, paired_difference
 from distill.training.measure import scores
 from distill.training.teacher import load_config as load_teacher
-from foundation.files import fingerprint, scratch_folder
+from foundation.files import fingerprint
 from nas.config.load import load_config
 from nas.latency.measure import measure_whole
 from nas.latency.onnx import INT8, RUNTIMES
 from nas.latency.settings import TORCH
-from nas.onnx.int8 import quantize
-from nas.onnx.model import OnnxModel, export_onnx
 from nas.planning.allocation import PredictedLosses
 from nas.planning.budget import latencies_of
 from nas.planning.finalists import ALLOCATED, BASE_MODEL, FEWER_LAYERS, UNIFORM
@@ -105,14 +103,7 @@ class Alternatives:
         file, and the file's bytes.
         """
         by_form = {TEACHER: self.of_teacher, TORCH: self.dev.contributions(model, self.evaluator.accelerator)}
-        batches = self.dev.batches()
-        with scratch_folder() as folder:
-            export_onnx(model.cpu().eval(), folder / "model.onnx")
-            quantize(folder / "model.onnx", folder / "int8.onnx")
-            size = (folder / "int8.onnx").stat().st_size
-            int8 = OnnxModel(folder / "int8.onnx")
-            logits = [int8.logits(batch) for batch in batches]
-        by_form[INT8] = self.dev.contributions_of(logits, batches)
+        by_form[INT8], size = in_int8(model, self.dev)
         metric = self.dev.task.metrics[0]
         found = scores(self.dev.task, by_form, TEACHER)
         rows = {form: encode(by_form[form][metric]) for form in (TORCH, INT8)}

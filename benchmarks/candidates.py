@@ -1,11 +1,16 @@
 """Candidates that are trained for other numbers of steps than a search's, and scored on other rows."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from distill.training.evaluation import EvalSet
+from foundation.files import scratch_folder
 from nas.evaluation.trained import TrainedEvaluator
+from nas.onnx.int8 import quantize
+from nas.onnx.model import OnnxModel, export_onnx
 from nas.preparation.phases import TrainingPhase
 
 
@@ -24,3 +29,16 @@ def dev_set(evaluator: TrainedEvaluator) -> EvalSet:
 def dev_score(evaluator: TrainedEvaluator, model: PreTrainedModel) -> float:
     """The task's main metric on the dev split."""
     return dev_set(evaluator).score(model, evaluator.accelerator).value
+
+
+def in_int8(model: PreTrainedModel, dev: EvalSet) -> tuple[Mapping[str, np.ndarray], int]:
+    """The contributions of the rows to the metrics of the model's int8 file, and the file's bytes; the model moves to
+    the processor.
+    """
+    batches = dev.batches()
+    with scratch_folder() as folder:
+        export_onnx(model.cpu().eval(), folder / "model.onnx")
+        quantize(folder / "model.onnx", folder / "int8.onnx")
+        int8 = OnnxModel(folder / "int8.onnx")
+        logits = [int8.logits(batch) for batch in batches]
+        return dev.contributions_of(logits, batches), (folder / "int8.onnx").stat().st_size

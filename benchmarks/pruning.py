@@ -3,7 +3,9 @@ MACs of the layers (linear maps and attention products of a sentence of the pres
 
 A budget n is an n-th of the teacher's MACs. Attention heads and FFN channels are pruned if the preset's heads vary,
 otherwise channels alone. The published methods prune the fine-tuned teacher with as many training rows as published,
-K-prune with both published weights of its second term. The others are compensated on the preset's calibration rows: the
+K-prune with both published weights of its second term. With --latency, a budget is an n-th of the teacher's latency in
+the preset's `deployment`, by the table of latencies, and models are scored in that runtime; the published methods,
+which know MACs alone, then get as many as fit. The others are compensated on the preset's calibration rows: the
 MILP allocation, which may give a layer any number of heads and, beside the preset's expansions, any multiple of 1/64 of
 the channels, and the baselines of a search. All are scored on the whole dev split, untrained and after --steps steps of
 the candidates' training on the same batches. Differences are to the best of the published methods for each supernet, on
@@ -12,7 +14,8 @@ already is not measured again.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import product
@@ -22,7 +25,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.candidates import dev_set, phases_of
+from benchmarks.candidates import dev_set, in_int8, phases_of
 from benchmarks.common import BenchmarkError, Kept, Report, timed
 from benchmarks.published_pruning import BATCH, ROWS, TOKENS, WEIGHTS, Teacher, k_prune, kwon, macs, units_of
 from distill.encoders.student.anatomy import CHANNELS, HEADS
@@ -31,13 +34,15 @@ from distill.tasks.metrics import paired_difference
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
+from nas.latency.onnx import INT8
 from nas.planning.allocation import PredictedLosses, allocate, fewest_layers
-from nas.planning.budget import globally_important, uniform_slice
+from nas.planning.budget import PartLatency, globally_important, latencies_of, uniform_slice
 from nas.planning.finalists import ALLOCATED, FEWER_LAYERS, GLOBAL, UNIFORM
 from nas.preparation.prepare import prepare
 from nas.study.contributions import decode, encode, metric_of_rows
 from search_spaces import cost
 from search_spaces.architecture import Architecture
+from search_spaces.layer import FFN, Attention, Layer
 from search_spaces.limits import Limit
 from search_spaces.spaces import Space
 from supernet.build import base_of_teacher, from_teacher
@@ -50,6 +55,8 @@ OURS = "compensated, "
 # How finely the MILP allocation divides the channels of a layer. As predicted losses end with the space's largest
 # expansion, the preset's may be too few for mild budgets.
 PARTS = 64
+# How often the published methods are run for one latency, and how much of it they must use at least to be run no more.
+TRIES, USED = 4, 0.97
 Row = dict[str, Any]
 
 
@@ -64,9 +71,11 @@ class Pruned:
 
     def __init__(self, options: Namespace, seed: int) -> None:
         self.options, self.seed = options, seed
-        preset = load_config(options.preset).space.expansions
-        expansions = {*preset, *(Fraction(number, PARTS) for number in range(1, PARTS + 1))}
-        changes = {"seed": seed, "space.expansions": [str(expansion) for expansion in sorted(expansions)]}
+        changes: dict[str, Any] = {"seed": seed}
+        if not options.latency:  # for which the table has the preset's sizes
+            preset = load_config(options.preset).space.expansions
+            expansions = {*preset, *(Fraction(number, PARTS) for number in range(1, PARTS + 1))}
+            changes["space.expansions"] = [str(expansion) for expansion in sorted(expansions)]
         self.config = load_config(options.preset, changes)
         self.workspace = prepare(self.config, outputs=False)
         if self.workspace.compensation is None:
@@ -75,9 +84,17 @@ class Pruned:
         self.base, self.graph = self.workspace.base()
         self.losses = PredictedLosses.load(self.workspace.compensation.predictions, self.base, self.graph)
 
+    def limit(self, budget: Fraction) -> Limit:
+        """The most MACs of the layers, or microseconds of a sentence of the whole model, of a budget."""
+        if not self.options.latency:
+            whole = macs(Architecture.uniform(self.base, self.graph), self.config.max_length)
+            return Limit("macs", 0, partial(cost.layer_macs, tokens=self.config.max_length), int(whole / budget))
+        table = latencies_of(self.config, self.workspace, "cpu", lambda phase, fraction: None)
+        return Limit("latency", table.fixed, PartLatency(table), int(table.teacher / budget))
+
     def row(self, method: str, budget: Fraction) -> Row:
         """What a method makes of a budget, and the scores after each number of steps."""
-        limit = int(macs(Architecture.uniform(self.base, self.graph), self.config.max_length) / budget)
+        limit = self.limit(budget)
         make = partial(self.published, method) if method in PUBLISHED else partial(self.ours, method)
         (model, architecture), seconds = timed(lambda: make(limit))
         weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -86,7 +103,11 @@ class Pruned:
             model.load_state_dict(weights)
             if steps:
                 self.evaluator.train(model, phases_of(self.evaluator, steps), self.seed)
-            rows = dev.contributions(model, self.evaluator.accelerator)[dev.task.metrics[0]]
+            if self.options.latency and self.config.deployment.runtime == INT8:
+                of_metrics, _ = in_int8(model, dev)
+            else:
+                of_metrics = dev.contributions(model, self.evaluator.accelerator)
+            rows = of_metrics[dev.task.metrics[0]]
             scores.append(dev.task.score_metric.of_contributions(rows).value)
             contributions.append(encode(rows))
         return {
@@ -95,13 +116,14 @@ class Pruned:
             "seed": self.seed,
             "architecture": architecture.to_json(),
             "macs": macs(architecture, self.config.max_length),
-            "limit": limit,
+            limit.name: limit.total(architecture),
+            "limit": limit.maximum,
             "seconds": seconds,
             "scores": scores,
             "rows": contributions,
         }
 
-    def published(self, method: str, limit: int) -> tuple[PreTrainedModel, Architecture]:
+    def published(self, method: str, limit: Limit) -> tuple[PreTrainedModel, Architecture]:
         """The fine-tuned teacher, pruned by a published method."""
         dense, evaluator = self.evaluator.teacher(), self.evaluator
         base, graph = base_of_teacher(dense.config)
@@ -118,10 +140,22 @@ class Pruned:
             [collate(chosen, batch, pad_id) for batch in eval_batches(chosen, BATCH)],
             evaluator.accelerator.autocast,
         )
-        model = PUBLISHED[method](teacher, limit)
-        return model, units_of(model).architecture(base, graph)
 
-    def ours(self, method: str, limit: int) -> tuple[PreTrainedModel, Architecture]:
+        def pruned(budget: int) -> tuple[PreTrainedModel, Architecture]:
+            model = PUBLISHED[method](teacher, budget)
+            return model, units_of(model).architecture(base, graph)
+
+        if limit.name == "macs":
+            return pruned(limit.maximum)
+        whole = Architecture.uniform(base, graph)
+        least = Layer(
+            Attention(0) if HEADS in teacher.units else whole.layers[0].attention,
+            FFN(graph, expansion=Fraction(1, base.inner)),
+        )
+        smallest = replace(whole, layers=(least,) * base.depth)
+        return largest_within(limit, [(macs(one, teacher.tokens), one) for one in (smallest, whole)], pruned)
+
+    def ours(self, method: str, limit: Limit) -> tuple[PreTrainedModel, Architecture]:
         """A compensated allocation."""
         space = self.space(limit)
         makers: Mapping[str, Callable[[], Architecture | None]] = {
@@ -132,32 +166,67 @@ class Pruned:
         }
         architecture = makers[method.removeprefix(OURS)]()
         if architecture is None or not space.within_budget(architecture):
-            raise BenchmarkError(f"--budgets: {method}: nothing has at most {limit:,} MACs: give a smaller number")
+            raise BenchmarkError(
+                f"--budgets: {method}: nothing is within {limit.in_words(limit.maximum)}: give a smaller number"
+            )
         return self.evaluator.student(architecture), architecture
 
-    def space(self, limit: int) -> Space:
-        """Everything within the limit on MACs, and no other."""
+    def space(self, limit: Limit) -> Space:
+        """Everything within this limit, and no other."""
         base, config = self.base, self.config
         genes = config.space.genes() | {"stack": (0, 1) if 0 in config.space.stacks else (1,)}
-        if config.space.varies_heads:
+        if config.space.varies_heads and limit.name == "macs":
             genes["heads"] = tuple(range(base.heads + 1))
         num_labels, head = self.workspace.num_labels, self.workspace.folders.task.type.head
-        return Space(
-            base,
-            genes,
-            1,
-            cost.params(Architecture.uniform(base, self.graph), num_labels, head),
-            num_labels=num_labels,
-            graph=self.graph,
-            limits=(Limit("macs", 0, partial(cost.layer_macs, tokens=config.max_length), limit),),
-            head=head,
+        whole = cost.params(Architecture.uniform(base, self.graph), num_labels, head)
+        return Space(base, genes, 1, whole, num_labels=num_labels, graph=self.graph, limits=(limit,), head=head)
+
+
+def largest_within(
+    limit: Limit,
+    ends: Sequence[tuple[int, Architecture]],
+    pruned: Callable[[int], tuple[PreTrainedModel, Architecture]],
+) -> tuple[PreTrainedModel, Architecture]:
+    """The largest within a limit of what a method makes of up to `TRIES` numbers of MACs, by the rule of false position
+    (the Illinois algorithm).
+
+    Args:
+        ends: the smallest and the largest that it can make, and their MACs.
+        pruned: makes a model of at most so many MACs.
+
+    Raises:
+        BenchmarkError: it makes nothing within the limit.
+    """
+    (low, fits), (high, exceeds) = ((count, float(limit.total(one) - limit.maximum)) for count, one in ends)
+    if exceeds <= 0:
+        return pruned(high)
+    found, last = None, 0
+    for _ in range(TRIES if fits < 0 else 0):
+        budget = low + int((high - low) * fits / (fits - exceeds))
+        model, architecture = pruned(budget)
+        beyond = limit.total(architecture) - limit.maximum
+        if beyond > 0:
+            high, exceeds, fits = budget, beyond, fits / 2 if last > 0 else fits
+        elif beyond >= (USED - 1) * limit.maximum:
+            return model, architecture
+        else:
+            low, fits, exceeds = budget, beyond, exceeds / 2 if last < 0 else exceeds
+            found = model, architecture
+        last = beyond
+    if found is None:
+        raise BenchmarkError(
+            f"--budgets: in {TRIES} tries nothing was pruned to {limit.in_words(limit.maximum)}; the smallest possible "
+            f"takes {limit.in_words(limit.total(ends[0][1]))}: give a smaller number"
         )
+    return found
 
 
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="demo", help="preset or .toml file; default: %(default)s")
     budgets = [Fraction(2), Fraction(3), Fraction(5)]
     parser.add_argument("--budgets", type=Fraction, nargs="+", default=budgets, help="n of 1/n; default: 2 3 5")
+    parser.add_argument("--latency", action="store_true", help="budgets are of the teacher's latency, not its MACs")
+    parser.add_argument("--only", nargs="+", metavar="METHOD", help="as 'K-prune, 1e-05'; default: all")
     parser.add_argument(
         "--rows", type=int, help=f"training rows of Kwon and K-prune; default: {ROWS:,}, and {TOKENS:,} tokens"
     )
@@ -167,11 +236,15 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, report: Report) -> None:
     config = load_config(options.preset)
+    methods = methods_of(config)
+    if unknown := set(options.only or ()) - set(methods):
+        raise BenchmarkError(f"--only {min(unknown)!r}: the methods are {', '.join(methods)}")
     settings = {"config": config.model_dump(mode="json"), "rows": options.rows, "steps": options.steps}
+    settings |= {"latency": True} if options.latency else {}
     kept = Kept(report, settings, options.supernets)
     pruned = lru_cache(1)(partial(Pruned, options))
     rows: dict[tuple[Fraction, str], list[Row]] = {}
-    for supernet, budget, method in product(options.supernets, options.budgets, methods_of(config)):
+    for supernet, budget, method in product(options.supernets, options.budgets, options.only or methods):
         name = f"1/{budget}, {method}, supernet {supernet}"
         row: Row = kept(name, lambda: pruned(supernet).row(method, budget))  # noqa: B023
         rows.setdefault((budget, method), []).append(row)
@@ -184,11 +257,12 @@ def show(
     """Print the mean scores over supernets, and the differences to the best of K-prune and Kwon of each supernet."""
     lines = []
     for (budget, method), of_supernets in rows.items():
-        rivals = list(zip(*(rows[budget, other] for other in PUBLISHED), strict=True))
+        published = [rows[budget, other] for other in PUBLISHED if (budget, other) in rows]
+        rivals = list(zip(*published, strict=True))
         cells = []
         for place in range(len(options.steps)):
             text = f"{mean(row['scores'][place] for row in of_supernets):.4f}"
-            if method not in PUBLISHED:
+            if method not in PUBLISHED and rivals:
                 best = [max(rival, key=lambda row: row["scores"][place]) for rival in rivals]
                 pairs = [
                     (decode(own["rows"][place]), decode(other["rows"][place]))
@@ -197,7 +271,8 @@ def show(
                 lead = paired_difference(metric_of_rows(config, pairs[0][0]), pairs)
                 text += f" ({lead.value:+.4f} ± {lead.standard_error:.4f})"
             cells.append(text)
-        used = mean(row["macs"] / row["limit"] for row in of_supernets)
+        kind = "latency" if options.latency else "macs"
+        used = mean(row[kind] / row["limit"] for row in of_supernets)
         cells += [f"{used:.1%}", f"{mean(row['seconds'] for row in of_supernets):.1f}"]
         lines.append([f"1/{budget}", method, *cells])
     steps = (f"{steps} steps" for steps in options.steps)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.__main__ import main
+from benchmarks.common import BenchmarkError
+from benchmarks.pruning import TRIES, largest_within
 from benchmarks.published_pruning import (
     Teacher,
     affordable,
@@ -29,6 +32,9 @@ from benchmarks.published_pruning import (
 )
 from distill.encoders.student.anatomy import CHANNELS, HEADS
 from search_spaces import Architecture
+from search_spaces.base import Base
+from search_spaces.layer import Layer
+from search_spaces.limits import Limit
 from supernet.build import base_of_teacher, from_teacher
 from tests.nas.tiny_study import TinyStudy
 from tests.tiny import batch, bert, inputs
@@ -70,6 +76,49 @@ def test_every_method_is_measured(
     if not heads:
         assert main([*command, "2"]) == 2
         assert "pruning: --budgets: the fewest heads and channels exceed " in capsys.readouterr().err
+
+
+def test_budgets_of_latency(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = '[supernet]\ninheritance = "compensated"\n\n[objective]\nattention = 0.0\n\n[finetune]'
+    sizes = "stacks = [0, 1]\nheads = [0, 1, 2, 4]"
+    preset = tiny_study.variant(tmp_path / "preset.toml", ("[finetune]", tables), ("stacks = [1, 2]", sizes))
+    preset.write_text(preset.read_text() + '\n[deployment]\nruntime = "onnx-int8"\nthreads = 1\n')
+    raw, methods = tmp_path / "raw.json", ["K-prune, 1e-05", "compensated, MILP allocation"]
+    command = ["pruning", "--preset", str(preset), "--rows", "64", "--supernets", "0", "--json", str(raw), "--latency"]
+    assert main([*command, "--steps", "0", "--budgets", "1/2", "--only", *methods]) == 0  # at least everything fits
+    rows = json.loads(raw.read_text())["results"]["measured"]
+    assert [row["method"] for row in rows.values()] == methods
+    assert all(0 < row["latency"] <= row["limit"] for row in rows.values())
+    assert " ± " in capsys.readouterr().out
+    assert main([*command, "--steps", "0", "--budgets", "1000", "--only", methods[0]]) == 2
+    assert "pruning: --budgets: in 4 tries nothing was pruned to 0 ms" in capsys.readouterr().err
+    assert main([*command, "--only", "Puzzle"]) == 2
+    assert "--only 'Puzzle': the methods are Kwon, K-prune" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("power", [0.5, 1, 2])
+@pytest.mark.parametrize("maximum", [150, 400, 900])
+def test_the_largest_within_a_latency(maximum: int, power: float) -> None:
+    """The method keeps so many of 1,000 channels, of which a number takes its square, or its root, and 100."""
+    base = Base(depth=1, width=24, heads=4, inner=1000)
+    tried = []
+
+    def latency(base: Base, layer: Layer) -> int:
+        return int(1000 * (layer.ffn.inner(base) / 1000) ** power)
+
+    def pruned(channels: int) -> tuple[PreTrainedModel, Architecture]:
+        tried.append(channels)
+        return bert(), Architecture.uniform(base, expansion=Fraction(channels, 1000))
+
+    limit = Limit("latency", 100, latency, maximum)
+    ends = [(channels, Architecture.uniform(base, expansion=Fraction(channels, 1000))) for channels in (1, 1000)]
+    _, found = largest_within(limit, ends, pruned)
+    within = [limit.total(pruned(channels)[1]) for channels in tuple(tried)]
+    assert len(within) <= TRIES and limit.total(found) == max(total for total in within if total <= maximum)
+    assert limit.total(found) > 0.8 * maximum
+    assert largest_within(replace(limit, maximum=2000), ends, pruned)[1] == ends[1][1]
+    with pytest.raises(BenchmarkError, match=r"nothing was pruned to 0\.05 ms; the smallest possible takes"):
+        largest_within(replace(limit, maximum=50), ends, pruned)
 
 
 @pytest.mark.parametrize("method", METHODS)
