@@ -2,13 +2,14 @@
 
 import warnings
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.memory import quiet_transformers
 from distill.training.progress import ProgressCallback, ignore_progress
 from foundation import interrupt
-from foundation.errors import naming_arguments
+from foundation.errors import naming_arguments, shortened
 from nas.compress.python import Compressed
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
@@ -153,9 +154,10 @@ class Study(study.Study):
             UserError: matplotlib is not installed, a file cannot be written, or the checkpoint is none.
         """
         command.check_plots()
-        page = Path(out) if out is not None else self.folder.path / "report.html"
+        page = _path(out, "out") if out is not None else self.folder.path / "report.html"
         with naming_arguments():
-            command.write_report(self, page, Path(checkpoint) if checkpoint is not None else None)
+            chosen = _path(checkpoint, "checkpoint") if checkpoint is not None else None
+            command.write_report(self, page, chosen)
         return page
 
     def train(
@@ -183,7 +185,7 @@ class Study(study.Study):
             UserError: nothing has a score yet, `out` has other files, or the training diverged.
         """
         chosen = candidate or self.best
-        folder = Path(out) if out is not None else self.folder.path / "final"
+        folder = _path(out, "out") if out is not None else self.folder.path / "final"
         if chosen is None:
             raise ConfigError(f"{self.folder.path} has no trial with a score within its budget yet")
         final = FinalRun(
@@ -211,7 +213,14 @@ def load_study(folder: str | Path, storage: str | None = None) -> Study:
         UserError: it is not the folder of a study, no stage has begun, or its storage cannot be read.
     """
     with naming_arguments():
-        return Study(**vars(read(Folder(Path(folder)), storage)))
+        return Study(**vars(read(Folder(_path(folder, "folder")), storage)))
+
+
+def _path(value: object, argument: str) -> Path:
+    """An argument that names a file or folder. Raises ConfigError if it is of another type."""
+    if not isinstance(value, str | PathLike):
+        raise ConfigError(f"{argument}: must be a text or a Path, not {shortened(value)}")
+    return Path(value)
 
 
 def run_search(
@@ -245,11 +254,11 @@ def run_search(
     Raises:
         UserError: a mistake in the configuration or in the files that it names, or the folder has another search.
     """
-    path = Path(folder)
+    path = _path(folder, "folder")
     with naming_arguments(), quiet_transformers(), interrupt.recording(), Progress(quiet=quiet) as progress:
         check_arguments(path.name, stage, start is not None, workers, address, device)
         search = SearchRun(
-            config=config if isinstance(config, StudyConfig) else load_config(str(config)),
+            config=config if isinstance(config, StudyConfig) else load_config(config),
             path=path,
             stages=STAGES[stage],
             start=start,

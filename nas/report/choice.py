@@ -3,10 +3,12 @@ the front.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from statistics import mean
 from typing import Any
 
 from distill.table import Table, plural, with_error
+from foundation.errors import shortened
 from nas.config.schema import ConfigError
 from nas.config.values import count, file_size, parse_latency
 from nas.report import architecture
@@ -88,6 +90,8 @@ def of_number(stage: Stage, number: int) -> Candidate:
     """
     if not stage.candidates:
         raise ConfigError(f"--trial: stage-{stage.name} has no trials yet")
+    if not isinstance(number, Integral):  # numbers of a data frame are numpy's
+        raise ConfigError(f"--trial: must be the number of a trial, not {shortened(number)}")
     if not 0 <= number < len(stage.candidates):
         raise ConfigError(f"--trial: stage-{stage.name} has trials 0 to {len(stage.candidates) - 1}, not {number}")
     candidate = stage.candidates[number]

@@ -91,6 +91,18 @@ def test_the_report_is_that_of_the_command(study: Study, folder: Path, tmp_path:
     assert figures["architecture-stage-1-winner"] == svg(study.best.architecture)
 
 
+def test_arguments_of_other_types(study: Study) -> None:
+    for call, message in (
+        (lambda: load_study(None), r"^folder: must be a text or a Path, not None"),  # type: ignore[arg-type]
+        (lambda: run_search("demo", None), r"^folder: must be a text or a Path, not None"),  # type: ignore[arg-type]
+        (lambda: run_search(None, "x"), r"^name: must be the name of a preset or a .toml file, not None"),  # type: ignore[arg-type]
+        (lambda: study.report(3), r"^out: must be a text or a Path, not 3"),  # type: ignore[arg-type]
+        (lambda: study.pick("3"), r"^trial: must be the number of a trial, not '3'"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
+
+
 def test_how_it_is_shown(study: Study, folder: Path) -> None:
     assert study.best is not None
     shown = study._repr_html_()

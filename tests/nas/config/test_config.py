@@ -295,6 +295,18 @@ def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_arguments_of_other_types(tmp_path: Path) -> None:
+    for name, overrides, message in (
+        (None, None, "^name: must be the name of a preset or a .toml file, not None"),
+        ("demo", [1], r"^overrides: must be values by dotted path, .* not \[1\]"),
+        ("demo", {1: 2}, r"^overrides: must be values by dotted path, .* not \{1: 2\}"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_config(name, overrides)  # type: ignore[arg-type]
+    (tmp_path / "own.toml").write_text('extends = "demo"')
+    assert load_config(tmp_path / "own.toml") == load_config("demo")
+
+
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
