@@ -80,7 +80,7 @@ def write_report(study: "Study", out: Path, checkpoint: Path | None = None) -> s
     """
     from nas.report import verdict
     from nas.report.figures import styled
-    from nas.report.page import render
+    from nas.report.page import remove_figures, render
 
     pictures = out.with_suffix("")
     if pictures == out:
@@ -91,8 +91,10 @@ def write_report(study: "Study", out: Path, checkpoint: Path | None = None) -> s
     with styled():
         parts = sections_of(study, checkpoint)
         try:
+            before = out.read_text(encoding="utf-8", errors="replace") if out.exists() else ""
             page = render(f"Study {study.name}", verdict.of_study(study), parts, footer, pictures)
             out.write_text(page, encoding="utf-8")
+            remove_figures(pictures, before, page)
         except OSError as error:
             raise UserError(f"--out: {error.filename or out}: {error.strerror}") from None
     return page

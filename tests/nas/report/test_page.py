@@ -1,5 +1,6 @@
 """The pages of `python -m nas.report` for several kinds of studies, and its figures."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -184,6 +185,24 @@ def test_bad_input(reports: Reports, tmp_path: Path, refused: Refused, monkeypat
     assert "has no study.db" in refused(command.main, path)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert "install the extra plots" in refused(command.main, path)
+
+
+def test_figures_of_an_earlier_report_are_removed(reports: Reports, tmp_path: Path) -> None:
+    """Such as the losses of a final training that was removed; other files stay."""
+    path = tmp_path / "demo"
+    shutil.copytree(reports("just begun")[0], path)
+    final = path / "final"
+    final.mkdir()
+    shutil.copy(path / "config.toml", final)
+    losses = {"student": {"fine-tuning": [[1, 0.5], [2, 0.4]]}}
+    (final / "metrics.json").write_text(json.dumps({"metrics": [], "models": {}, "dev_rows": 0, "losses": losses}))
+    (path / "report" / "notes.png").touch()
+    assert command.main([str(path)]) == 0
+    files = {file.name for file in (path / "report").iterdir()}
+    assert {"losses.png", "losses.svg", "notes.png"} <= files
+    shutil.rmtree(final)
+    assert command.main([str(path)]) == 0
+    assert {file.name for file in (path / "report").iterdir()} == files - {"losses.png", "losses.svg"}
 
 
 def test_a_final_training_on_several_tasks_of_which_one_is_unfinished(
