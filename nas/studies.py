@@ -46,9 +46,10 @@ class Study(study.Study):
         return f"<Study {self.folder.path}: {verdict.of_study(self)}>"
 
     def _repr_html_(self) -> str:
-        entries = [entry(self, *model) for model in models_of(self)]
-        has_winner = self.best is not None
-        table = models_table(entries, self.last.goals[0], self.last.teacher, has_winner, f"Study {self.name}")
+        models = models_of(self)
+        strong = max((place for place, model in enumerate(models) if model[1] is self.best), default=None)
+        entries = [entry(self, *model) for model in models]
+        table = models_table(entries, self.last.teacher, strong, f"Study {self.name}")
         return table.html() + ("" if self.best is None else svg(self.best.architecture))
 
     @property

@@ -105,14 +105,17 @@ def sections_of(study: "Study", checkpoint: Path | None = None) -> "list[Section
     from foundation.files import read_json
     from nas.report import sections
     from nas.report.trained import trained
+    from nas.study.folder import Folder
+    from search_spaces.architecture import Architecture
 
     chosen = checkpoint or study.folder.path / "final"
     reason = reason_against(chosen)
     if checkpoint is not None and reason:
         raise UserError(f"--checkpoint: {reason}")
     final = None if reason else read_json(chosen / "metrics.json")
+    file = Folder(chosen).architecture
     parts = [
-        sections.result(study, final),
+        sections.result(study, final, Architecture.load(file) if final is not None and file.exists() else None),
         sections.search(study),
         sections.front(study),
         sections.architectures(study, final),

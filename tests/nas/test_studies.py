@@ -1,8 +1,10 @@
 """`load_study`: what it gives is what the commands show and write."""
 
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,9 @@ def test_how_it_is_shown(study: Study, folder: Path) -> None:
     assert study.best is not None
     shown = study._repr_html_()
     assert f"1/{study.best.number}" in shown and "global importance" in shown and svg(study.best.architecture) in shown
+    begun = replace(study, stages=(study.stages[0], replace(study.stages[0], name="2", best=None)))
+    (strong,) = re.findall('<tr class="strong"><th scope="row">(.*?)</th>', begun._repr_html_())
+    assert begun.best is study.best and strong == "winner of stage 1"
     assert str(folder) in repr(study) and len(repr(study)) < 400
     assert repr(study.best) == f"<Candidate 1/{study.best.number}: {study.best.score:.4f}>"
 
