@@ -79,10 +79,13 @@ def show(out: Path) -> int:
     print(f"\nstudies in {out}:")
     table(known).print(terminal())
     for study in known:
-        if study.state != "interrupted":
+        if study.state not in ("interrupted", "unknown"):
             continue
         where = f"--study {quote(study.folder.name)}" + ("" if out == Path("results") else f" --out {quote(str(out))}")
-        print(f"continue {study.folder.name}: python -m nas.search --stage {study.stages[-1].stage} {where} --resume")
+        # The folder does not say which storage a search has.
+        storage = " --storage URL, unless it was interrupted before its first trial" * (study.state == "unknown")
+        stage = study.stages[-1].stage
+        print(f"continue {study.folder.name}: python -m nas.search --stage {stage} {where} --resume{storage}")
     return DONE
 
 

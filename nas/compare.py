@@ -71,6 +71,10 @@ def command(options: argparse.Namespace) -> int:
     if len(options.items) < 2:
         raise UserError("give at least two things to compare; nas.inspect shows a single one")
     if options.plot is not None:
+        others = ("storage", "tokens", "labels", "rows", "device", "json")
+        for name in others:
+            if getattr(options, name) != parser().get_default(name):
+                raise UserError(f"--plot: draws what nas.export has measured, and nothing else: leave out --{name}")
         from nas.report.command import check_plots
 
         check_plots()

@@ -2,13 +2,14 @@
 
 import warnings
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.memory import quiet_transformers
 from distill.training.progress import ProgressCallback, ignore_progress
 from foundation import interrupt
-from foundation.errors import naming_arguments
+from foundation.errors import naming_arguments, shortened
 from nas.compress.python import Compressed
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
@@ -45,9 +46,10 @@ class Study(study.Study):
         return f"<Study {self.folder.path}: {verdict.of_study(self)}>"
 
     def _repr_html_(self) -> str:
-        entries = [entry(self, *model) for model in models_of(self)]
-        has_winner = self.best is not None
-        table = models_table(entries, self.last.goals[0], self.last.teacher, has_winner, f"Study {self.name}")
+        models = models_of(self)
+        strong = max((place for place, model in enumerate(models) if model[1] is self.best), default=None)
+        entries = [entry(self, *model) for model in models]
+        table = models_table(entries, self.last.teacher, strong, f"Study {self.name}")
         return table.html() + ("" if self.best is None else svg(self.best.architecture))
 
     @property
@@ -153,9 +155,10 @@ class Study(study.Study):
             UserError: matplotlib is not installed, a file cannot be written, or the checkpoint is none.
         """
         command.check_plots()
-        page = Path(out) if out is not None else self.folder.path / "report.html"
+        page = _path(out, "out") if out is not None else self.folder.path / "report.html"
         with naming_arguments():
-            command.write_report(self, page, Path(checkpoint) if checkpoint is not None else None)
+            chosen = _path(checkpoint, "checkpoint") if checkpoint is not None else None
+            command.write_report(self, page, chosen)
         return page
 
     def train(
@@ -183,7 +186,7 @@ class Study(study.Study):
             UserError: nothing has a score yet, `out` has other files, or the training diverged.
         """
         chosen = candidate or self.best
-        folder = Path(out) if out is not None else self.folder.path / "final"
+        folder = _path(out, "out") if out is not None else self.folder.path / "final"
         if chosen is None:
             raise ConfigError(f"{self.folder.path} has no trial with a score within its budget yet")
         final = FinalRun(
@@ -211,7 +214,14 @@ def load_study(folder: str | Path, storage: str | None = None) -> Study:
         UserError: it is not the folder of a study, no stage has begun, or its storage cannot be read.
     """
     with naming_arguments():
-        return Study(**vars(read(Folder(Path(folder)), storage)))
+        return Study(**vars(read(Folder(_path(folder, "folder")), storage)))
+
+
+def _path(value: object, argument: str) -> Path:
+    """An argument that names a file or folder. Raises ConfigError if it is of another type."""
+    if not isinstance(value, str | PathLike):
+        raise ConfigError(f"{argument}: must be a text or a Path, not {shortened(value)}")
+    return Path(value)
 
 
 def run_search(
@@ -245,11 +255,11 @@ def run_search(
     Raises:
         UserError: a mistake in the configuration or in the files that it names, or the folder has another search.
     """
-    path = Path(folder)
+    path = _path(folder, "folder")
     with naming_arguments(), quiet_transformers(), interrupt.recording(), Progress(quiet=quiet) as progress:
         check_arguments(path.name, stage, start is not None, workers, address, device)
         search = SearchRun(
-            config=config if isinstance(config, StudyConfig) else load_config(str(config)),
+            config=config if isinstance(config, StudyConfig) else load_config(config),
             path=path,
             stages=STAGES[stage],
             start=start,

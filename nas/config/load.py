@@ -43,7 +43,7 @@ def presets() -> list[str]:
 ALTERNATIVES = {"steps": "epochs", "epochs": "steps"}
 
 
-def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> StudyConfig:
+def load_config(name: str | Path, overrides: Mapping[str, Any] | None = None) -> StudyConfig:
     """The configuration of the preset `name`, or of the TOML file at that path.
 
     Args:
@@ -52,8 +52,14 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> StudyC
 
     Raises:
         ConfigError: the preset or file does not exist, is not TOML, or has an invalid value; the message names the key,
-            or the option that gave the value.
+            or the option that gave the value. Or the arguments are of other types.
     """
+    name = str(name) if isinstance(name, Path) else name
+    if not isinstance(name, str):
+        raise ConfigError(f"name: must be the name of a preset or a .toml file, not {shortened(name)}")
+    if not isinstance(overrides, Mapping | None) or not all(isinstance(place, str) for place in overrides or ()):
+        form = '{"space.max_params": 15_000_000}'
+        raise ConfigError(f"overrides: must be values by dotted path, such as {form}, not {shortened(overrides)}")
     return parse_config(_source(name), name, overrides)
 
 

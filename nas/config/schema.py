@@ -302,8 +302,6 @@ class StudyConfig(Table):
                 raise ValueError(f"{name}.sampler is {sampler} and goals are {','.join(self.goals)}: {wanted}")
             if evaluation == "one_shot" and name != "stage3":
                 raise ValueError(f"{name}.evaluation: only stage 3 has a one-shot supernet; use trained or untrained")
-            if evaluation == "untrained" and stage.stop > 0:
-                raise ValueError(f"{name}: untrained candidates cannot be pruned; leave out stop")
             if evaluation != "untrained" and stage.score == "fidelity":
                 raise ValueError(
                     f'{name}.score: fidelity is for untrained candidates; use "metric", '

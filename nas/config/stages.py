@@ -68,6 +68,16 @@ class StageTable(Table):
         return self
 
     @model_validator(mode="after")
+    def _pruned_ones_are_trained(self) -> "StageTable":
+        if self.stop > 0 and self.evaluation != "trained":
+            raise ValueError(f"{self.evaluation} candidates cannot be pruned; leave out stop")
+        if self.stop > 0 and not any(rung < 1 for rung in self.rungs):
+            raise ValueError(
+                'stop: candidates are pruned at rungs below 1: set rungs, such as ["1/2"], or leave out stop'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sampler_has_settings(self) -> "StageTable":
         from nas.samplers import SAMPLERS
 

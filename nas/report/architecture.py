@@ -50,7 +50,8 @@ def describe(
         "macs_linear": cost.macs_linear(architecture, tokens),
         "macs": cost.macs(architecture, tokens, num_labels, head),
         "flops": cost.flops(architecture, tokens),
-        "speedup": cost.speedup(architecture),
+        # Without linear maps, as all layers are left out, it is endless, for which JSON has no number.
+        "speedup": cost.speedup(architecture) if cost.macs_linear(architecture, tokens) else None,
         "head_experts": architecture.head.experts,
         "embedding_rank": architecture.embedding.rank,
         "layers": [

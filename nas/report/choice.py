@@ -2,11 +2,13 @@
 the front.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from statistics import mean
 from typing import Any
 
 from distill.table import Table, plural, with_error
+from foundation.errors import shortened
 from nas.config.schema import ConfigError
 from nas.config.values import count, file_size, parse_latency
 from nas.report import architecture
@@ -27,7 +29,7 @@ def within(candidates: Sequence[Candidate], limits: Mapping[str, float]) -> list
         ConfigError: there is none, or the candidates do not have one of the costs.
     """
     left = list(candidates)
-    for name, maximum in limits.items():
+    for place, (name, maximum) in enumerate(limits.items()):
         with_cost = [candidate for candidate in left if name in candidate.costs]
         if not with_cost:
             raise ConfigError(
@@ -36,7 +38,7 @@ def within(candidates: Sequence[Candidate], limits: Mapping[str, float]) -> list
             )
         left = [candidate for candidate in with_cost if candidate.costs[name] <= maximum]
         if not left:
-            others = " within the other limits" if len(limits) > 1 else ""
+            others = _named(list(limits)[:place])
             least = COSTS[name](min(candidate.costs[name] for candidate in with_cost))
             raise ConfigError(
                 f"--max-{name}: no trial{others} has at most {COSTS[name](maximum)}; the least is {least}"
@@ -44,9 +46,20 @@ def within(candidates: Sequence[Candidate], limits: Mapping[str, float]) -> list
     return left
 
 
-def cheapest_keeping(candidates: Sequence[Candidate], stage: Stage, fraction: float, cost: str) -> Candidate:
+def _named(limits: Iterable[str]) -> str:
+    """Limits as words after "trial"; empty without any."""
+    options = " and ".join(f"--max-{name}" for name in limits)
+    return f" within {options}" if options else ""
+
+
+def cheapest_keeping(
+    candidates: Sequence[Candidate], stage: Stage, fraction: float, cost: str, where: str = ""
+) -> Candidate:
     """The candidate with the lowest cost that keeps this fraction of the teacher's score on the rows on which the
     candidates were scored, without an allowance for noise.
+
+    Args:
+        where: within what the candidates are, as words after "trial".
 
     Raises:
         ConfigError: none does, or the study does not have the teacher's score, or that is not positive.
@@ -63,7 +76,7 @@ def cheapest_keeping(candidates: Sequence[Candidate], stage: Stage, fraction: fl
     enough = [candidate for candidate in candidates if metrics[candidate.number] >= fraction * teacher]
     if not enough:
         raise ConfigError(
-            f"--keep: no trial keeps {fraction:.1%} of the teacher's score {teacher:.4f}; the best keeps "
+            f"--keep: no trial{where} keeps {fraction:.1%} of the teacher's score {teacher:.4f}; the best keeps "
             f"{max(metrics.values()) / teacher:.1%}"
         )
     return min(enough, key=lambda candidate: (candidate.costs[cost], -metrics[candidate.number]))
@@ -77,6 +90,8 @@ def of_number(stage: Stage, number: int) -> Candidate:
     """
     if not stage.candidates:
         raise ConfigError(f"--trial: stage-{stage.name} has no trials yet")
+    if not isinstance(number, Integral):  # numbers of a data frame are numpy's
+        raise ConfigError(f"--trial: must be the number of a trial, not {shortened(number)}")
     if not 0 <= number < len(stage.candidates):
         raise ConfigError(f"--trial: stage-{stage.name} has trials 0 to {len(stage.candidates) - 1}, not {number}")
     candidate = stage.candidates[number]
@@ -131,8 +146,9 @@ def choose(study: Study, stage: Stage, keep: str | float | None, limits: Mapping
         except ValueError as error:
             raise ConfigError(f"--keep: {error}") from None
         cost = cost_of(study, stage)
-        chosen = cheapest_keeping(candidates, stage, fraction, cost)
-        return chosen, f"the lowest {cost} of those that keep {fraction:.1%} of the teacher's score"
+        chosen = cheapest_keeping(candidates, stage, fraction, cost, _named(limits) or " within its budget")
+        those = "those within the limits" if limits else "those"
+        return chosen, f"the lowest {cost} of {those} that keep {fraction:.1%} of the teacher's score"
     best = max(candidates, key=lambda candidate: candidate.score)
     if limits:
         return best, f"the best of {len(candidates)} within the limits"

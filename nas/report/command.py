@@ -80,7 +80,7 @@ def write_report(study: "Study", out: Path, checkpoint: Path | None = None) -> s
     """
     from nas.report import verdict
     from nas.report.figures import styled
-    from nas.report.page import render
+    from nas.report.page import remove_figures, render
 
     pictures = out.with_suffix("")
     if pictures == out:
@@ -91,8 +91,10 @@ def write_report(study: "Study", out: Path, checkpoint: Path | None = None) -> s
     with styled():
         parts = sections_of(study, checkpoint)
         try:
+            before = out.read_text(encoding="utf-8", errors="replace") if out.exists() else ""
             page = render(f"Study {study.name}", verdict.of_study(study), parts, footer, pictures)
             out.write_text(page, encoding="utf-8")
+            remove_figures(pictures, before, page)
         except OSError as error:
             raise UserError(f"--out: {error.filename or out}: {error.strerror}") from None
     return page
@@ -103,14 +105,17 @@ def sections_of(study: "Study", checkpoint: Path | None = None) -> "list[Section
     from foundation.files import read_json
     from nas.report import sections
     from nas.report.trained import trained
+    from nas.study.folder import Folder
+    from search_spaces.architecture import Architecture
 
     chosen = checkpoint or study.folder.path / "final"
     reason = reason_against(chosen)
     if checkpoint is not None and reason:
         raise UserError(f"--checkpoint: {reason}")
     final = None if reason else read_json(chosen / "metrics.json")
+    file = Folder(chosen).architecture
     parts = [
-        sections.result(study, final),
+        sections.result(study, final, Architecture.load(file) if final is not None and file.exists() else None),
         sections.search(study),
         sections.front(study),
         sections.architectures(study, final),

@@ -24,7 +24,7 @@ from nas.planning.finalists import (
     shown,
 )
 from nas.report import surface
-from nas.report.study import FAILED, PRUNED, Candidate, Stage
+from nas.report.study import COMPLETE, FAILED, PRUNED, Candidate, Stage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,6 +142,7 @@ def progress(stage: Stage, references: Sequence[Candidate]) -> "Figure":
     axis.set_xlabel("evaluations")
     axis.set_ylabel(score_axis(stage))
     axis.set_xlim(0, len(order) + 1)
+    axis.locator_params(axis="x", integer=True)
     axis.set_ylim(*score_limits(stage))
     _scatter(axis, stage, place)
     ended, best = best_so_far(stage)
@@ -156,7 +157,8 @@ def progress(stage: Stage, references: Sequence[Candidate]) -> "Figure":
     if failed:
         axis.scatter(failed, [0.015] * len(failed), marker="|", s=60, color=VERMILLION, lw=1.6,
                      transform=axis.get_xaxis_transform(), label="failed, without a score")  # fmt: skip
-    _mark_baselines(axis, stage, references, lambda candidate: place(candidate) if candidate.stage == stage.name else 0)
+    marked = with_scores(stage, references)
+    _mark_baselines(axis, stage, marked, lambda candidate: place(candidate) if candidate.stage == stage.name else 0)
     legend_below(drawn, [axis])
     return drawn
 
@@ -168,17 +170,29 @@ def _scatter(axis: Any, stage: Stage, place: Callable[[Candidate], float]) -> No
                  linewidths=0.8, label="candidates" if sampled else None)  # fmt: skip
 
 
-def _mark_baselines(
-    axis: Any, stage: Stage, references: Sequence[Candidate], place: Callable[[Candidate], float]
-) -> None:
-    """Mark the baselines and the reference models; those above the axis at its upper end."""
+def with_scores(stage: Stage, references: Sequence[Candidate]) -> list[Candidate]:
+    """The reference models and the baselines of a stage that have a score."""
+    return [candidate for candidate in (*references, *stage.baselines) if candidate.state == COMPLETE]
+
+
+def _height(stage: Stage, candidate: Candidate) -> float:
+    """Where the candidate is on the axis of scores: beyond the axis, at its end."""
     low, high = score_limits(stage)
-    for candidate in (*references, *stage.baselines):
+    if low <= candidate.score <= high:
+        return candidate.score
+    margin = 0.03 * (high - low)
+    return high - margin if candidate.score > high else low + margin
+
+
+def _mark_baselines(axis: Any, stage: Stage, marked: Sequence[Candidate], place: Callable[[Candidate], float]) -> None:
+    """Mark baselines and reference models."""
+    for candidate in marked:
         marker, color = BASELINE_MARKS.get(candidate.origin, ("*", GRAY))
-        label = shown(candidate.origin) + ("" if candidate.in_budget else ", exceeds the budget")
-        height = candidate.score
-        if height > high:
-            height, label = high - 0.03 * (high - low), f"{label}, {height:.4f} (above the axis)"
+        label = shown(candidate.origin) + ("" if candidate.in_budget else ", outside the budget")
+        height = _height(stage, candidate)
+        if height != candidate.score:
+            beyond = "above" if candidate.score > height else "below"
+            label = f"{label}, {candidate.score:.4f} ({beyond} the axis)"
         axis.scatter([place(candidate)], [height], s=52, marker=marker, color=color, edgecolors=BLACK, linewidths=0.8,
                      zorder=4, clip_on=False, label=label)  # fmt: skip
 
@@ -212,12 +226,16 @@ def _front(axis: Any, stage: Stage, cost: str, references: Sequence[Candidate]) 
     if (best := stage.knee(cost)) is not None:
         axis.scatter([best.costs[cost] / unit], [best.score], s=190, marker="o", facecolors="none",
                      edgecolors=VERMILLION, linewidths=2, zorder=5, label="knee")  # fmt: skip
-    _mark_baselines(axis, stage, references, lambda c: min(max(c.costs[cost] / unit, left), right))
-    for candidate in (*references, *stage.baselines):
-        if not left <= candidate.costs[cost] / unit <= right:
-            height = min(candidate.score, score_limits(stage)[1])
-            axis.annotate(f"{candidate.costs[cost] / unit:.4g} →", (right, height), xytext=(-8, -3),
-                          textcoords="offset points", ha="right", va="top", fontsize=8)  # fmt: skip
+    marked = [candidate for candidate in with_scores(stage, references) if cost in candidate.costs]
+    _mark_baselines(axis, stage, marked, lambda c: min(max(c.costs[cost] / unit, left), right))
+    for candidate in marked:
+        price = candidate.costs[cost] / unit
+        if not left <= price <= right:
+            end, text, side, offset = (right, f"{price:.4g} →", "right", -8)
+            if price < left:
+                end, text, side, offset = (left, f"← {price:.4g}", "left", 8)
+            axis.annotate(text, (end, _height(stage, candidate)), xytext=(offset, 0), textcoords="offset points",
+                          ha=side, va="center", fontsize=8)  # fmt: skip
 
 
 def scatter(points: Sequence[tuple[str, float, float]], x: str, y: str) -> "Figure":
@@ -249,7 +267,8 @@ def over_steps(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) 
             axis.plot(*zip(*points, strict=True), style, color=color, marker=marker,
                       markevery=max(1, len(points) // 8), ms=4, lw=1.3, label=name)  # fmt: skip
         every = sorted(loss for points in lines.values() for _, loss in points)
-        axis.set_ylim(0, min(1.05 * every[-1], HIGHEST_LOSS * every[len(every) // 2]))
+        if every[0] > 0:
+            axis.set_ylim(0, min(1.05 * every[-1], HIGHEST_LOSS * every[len(every) // 2]))
         axis.set(title=title, xlabel="step", ylabel="loss")
     legend_below(drawn, list(axes))
     return drawn

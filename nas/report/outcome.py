@@ -69,9 +69,10 @@ def models_of(study: Study) -> list[Named]:
 
 
 def entry(study: Study, name: str, candidate: Candidate, stage: Stage) -> dict[str, Any]:
-    """A candidate with a score as plain values: `value` is what candidates are compared by, `score` the task's metric
-    (None if it is not known), `confirmed` the mean score after training with fresh seeds (None without), `lead` that of
-    a finalist over the best baseline (None without), `latency_us` microseconds.
+    """A candidate with a score as plain values: `value` is what its stage compares candidates by (`compared_by`:
+    "score" or "fidelity"), `score` the task's metric (None if it is not known), `confirmed` the mean score after
+    training with fresh seeds (None without), `lead` that of a finalist over the best baseline (None without),
+    `latency_us` microseconds.
     """
     confirmed = list(study.confirmed.get(candidate.function, {}).values())
     value, error = candidate.result
@@ -81,6 +82,7 @@ def entry(study: Study, name: str, candidate: Candidate, stage: Stage) -> dict[s
         "stage": candidate.stage,
         "trial": candidate.number,
         "origin": candidate.origin,
+        "compared_by": stage.goals[0],
         "value": value,
         "standard_error": error,
         "score": stage.metric(candidate),
@@ -99,9 +101,8 @@ def entry(study: Study, name: str, candidate: Candidate, stage: Stage) -> dict[s
 
 def models_table(
     entries: Sequence[Mapping[str, Any]],
-    compared_by: str,
     teacher: Mapping[str, Any] | None,
-    has_winner: bool = False,
+    strong: int | None = None,
     caption: str = "",
 ) -> Table:
     """Models with their scores and costs, below the teacher.
@@ -109,9 +110,8 @@ def models_table(
     Args:
         entries: as `entry` makes them.
         teacher: its score on the rows on which candidates are scored; None if it is not known or not to be shown.
-        has_winner: whether the last entry stands out.
+        strong: the number of the entry that stands out.
     """
-    by_fidelity = compared_by == "fidelity"
     columns = (
         Column("model", is_text=True),
         Column("trial"),
@@ -128,10 +128,10 @@ def models_table(
     if teacher is not None:
         rows.append(("teacher", None, None, teacher["score"], *6 * [None]))
     for row in entries:
-        value = row["value"], row["standard_error"]
+        value, by_fidelity = (row["value"], row["standard_error"]), row["compared_by"] == "fidelity"
         rows.append(
             (
-                shown(row["name"]) + ("" if row["within_budget"] else " (exceeds the budget)"),
+                shown(row["name"]) + ("" if row["within_budget"] else " (outside the budget)"),
                 f"{row['stage']}/{row['trial']}",
                 value if by_fidelity else None,
                 row["score"] if by_fidelity else with_error(value),
@@ -143,7 +143,7 @@ def models_table(
                 row["latency_us"],
             )
         )
-    return Table(columns, rows, caption, len(rows) - 1 if has_winner else None)
+    return Table(columns, rows, caption, None if strong is None else strong + len(rows) - len(entries))
 
 
 def _confirmed(row: Mapping[str, Any]) -> str | None:
@@ -163,13 +163,13 @@ def _lead(row: Mapping[str, Any]) -> str | None:
 
 def front_table(study: Study, stage: Stage, caption: str) -> Table:
     """The Pareto front of a stage with two goals, the cheapest first."""
-    score, cost = stage.goals
+    cost = stage.goals[1]
     best = stage.knee(cost)
     entries = [
         entry(study, f"trial {candidate.number}{' (knee)' if candidate is best else ''}", candidate, stage)
         for candidate in stage.front(cost)
     ]
-    return models_table(entries, score, None, caption=caption)
+    return models_table(entries, None, caption=caption)
 
 
 def show_results(folder: Folder, storage: str, console: Console, as_json: bool = False) -> None:
@@ -186,8 +186,8 @@ def show_results(folder: Folder, storage: str, console: Console, as_json: bool =
         return
     if not results["models"]:
         return
-    has_winner = results["winner"] is not None
-    models_table(results["models"], results["compared_by"], results["teacher"], has_winner).print(console)
+    winner_place = None if results["winner"] is None else len(results["models"]) - 1
+    models_table(results["models"], results["teacher"], winner_place).print(console)
     if results["front"]:
         front_table(study, study.stages[-1], "front").print(console)
     if results["errors"]:

@@ -18,7 +18,8 @@ class StageState:
     """How far a stage is.
 
     Attributes:
-        state: "done", "running" or "interrupted".
+        state: "done", "running" or "interrupted"; or "unknown" if study.db has no trials of the study, which are in
+            another storage unless the search was interrupted before the first one.
         count: how many trials have ended, of how many; empty if the trials cannot be counted.
         best: what the best trial within the budget has, such as "fidelity 0.8833 (trial 2)"; of a stage that is done,
             the confirmed score of its winner.
@@ -51,7 +52,8 @@ def studies(out: Path) -> Iterator[StudyState]:
     if not out.is_dir():
         return
     for path in sorted(out.iterdir()):
-        if (path / "config.toml").is_file():
+        # Checkpoints have a configuration, too, and their metrics.
+        if (path / "config.toml").is_file() and not (path / "metrics.json").exists():
             try:
                 yield state_of(Folder(path))
             except UserError as error:
@@ -86,7 +88,7 @@ def state_of(folder: Folder) -> StudyState:
     result = []
     for stage in begun:
         study = existing.get(f"stage-{stage}")
-        state, best = "interrupted", ""
+        state, best = ("interrupted", "") if existing else ("unknown", "no trial in study.db")
         if study is not None and (ranked := ledger.ranked(study)):
             compared_by = goals_of(study)[0]
             best = f"{compared_by} {ranked[0].values[0]:.4f} (trial {ranked[0].number})"

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -78,6 +79,17 @@ def render(title: str, lead: str, sections: Sequence[Section], footer: str, fold
         f"<footer>{escape(footer)}</footer>\n"
         "</body>\n</html>\n"
     )
+
+
+def remove_figures(folder: Path, before: str, page: str) -> None:
+    """Remove the files of figures that the page `before` had and that this one does not have. Raises OSError."""
+    for name in _figures(before) - _figures(page):
+        for ending in ("svg", "png"):
+            (folder / f"{name}.{ending}").unlink(missing_ok=True)
+
+
+def _figures(page: str) -> set[str]:
+    return set(re.findall(r'<figure id="([\w-]+)">', page))
 
 
 def _section(section: Section, folder: Path) -> str:

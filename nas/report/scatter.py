@@ -34,13 +34,15 @@ def points(folders: list[Path]) -> tuple[list[tuple[str, float, float]], str, in
     if not batches:
         raise UserError("no batch was timed for all models: export them with the same --batches")
     found = []
+    # Exports have the same name by default, but are in different folders.
+    are_different = len({folder.name for folder in folders}) == len(folders)
     for number, (folder, (metrics, timings)) in enumerate(files.items()):
         for timing in timings:
             model, form = timing["model"], timing["form"]
             scored = metrics["models"].get(model, {}).get(metric)
             shown = model == STUDENT or (model == TEACHER and number == 0)
             if shown and scored is not None and timing["batch"] == max(batches):
-                name = folder.name if model == STUDENT else model
+                name = model if model == TEACHER else folder.name if are_different else str(folder)
                 label = name if form == TORCH else f"{name}, {form}"
                 found.append((label, timing["median_ms"], scored["value"]))
     return found, metric, max(batches)

@@ -39,11 +39,17 @@ def applied(graph: FFNGraph, x_CPP: np.ndarray) -> np.ndarray:
         function = OPERATIONS[op].function
         if function is None:
             return np.broadcast_to(arguments[0].sum(axis=0), x_CPP.shape)
-        with np.errstate(over="ignore"):  # exp(-x) in sigmoid and swish
+        # exp(-x) in sigmoid and swish; products of deep models (`fits`).
+        with np.errstate(over="ignore", invalid="ignore"):
             result: np.ndarray = function(*arguments)
         return result
 
     return graph.fold(combine)[-1]
+
+
+def fits(surface_PP: np.ndarray) -> bool:
+    """Whether all values are numbers in float32, in which models compute. Products of products soon are not."""
+    return bool((np.abs(surface_PP) <= np.finfo(np.float32).max).all())
 
 
 def of_graph(graph: FFNGraph) -> np.ndarray:

@@ -38,6 +38,8 @@ def _so_far(stage: Stage) -> str:
         return f"{unfinished}, and no candidate within the budget has a score."
     best = next((c for c in stage.within_budget if c in stage.baselines), None)
     against = f"; the best baseline, {shown(best.origin)}, has {with_error(best.result)}" if best else ""
+    if best is stage.leader:
+        against = f", and is itself a baseline, {shown(best.origin)}"
     return (
         f"{unfinished}. So far its best candidate has a {stage.goals[0]} of {with_error(stage.leader.result)}"
         f"{against}. The best of many noisy scores is partly luck; the confirmation with fresh seeds will tell."

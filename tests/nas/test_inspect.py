@@ -12,8 +12,9 @@ import pytest
 from distill.tasks.types import TASK_TYPES
 from nas.inspect import main
 from nas.report.architecture import describe
-from search_spaces import PUBLISHED, Architecture, Base, Embedding, Experts, cost
+from search_spaces import FFN, PUBLISHED, Architecture, Base, Embedding, Experts, cost
 from search_spaces.formula import layers_latex
+from search_spaces.layer import Attention, Layer
 from tests.commands import Refused
 
 COSTS = {
@@ -59,6 +60,17 @@ def test_layers_without_an_ffn(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert row == ["4", "0", "0", "0", "0", "no", "FFN"]
     assert main([str(file), "--latex"]) == 0
     assert capsys.readouterr().out.splitlines()[3] == r"\text{no FFN}"
+
+
+def test_a_model_without_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them are left out."""
+    base = Base(depth=2, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+    Architecture(base, (Layer(Attention(0), FFN(stack=0)),) * 2).save(tmp_path / "bare.json")
+    assert main([str(tmp_path / "bare.json")]) == 0
+    assert "speedup" in capsys.readouterr().out
+    assert main([str(tmp_path / "bare.json"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["macs_linear"], found["speedup"]) == (0, None)
 
 
 def test_layers_of_experts() -> None:

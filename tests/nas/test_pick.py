@@ -118,7 +118,8 @@ def test_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Ref
     least, macs = ["--max-params", str(PARAMS[0])], ["--max-macs", "10"]
     for options, message in (
         (["--max-params", "1K"], f"no trial has at most 1,000 parameters; the least is {PARAMS[0]:,} parameters"),
-        ([*least, *macs], "--max-macs: no trial within the other limits has at most 10 MACs"),
+        ([*least, *macs], "--max-macs: no trial within --max-params has at most 10 MACs"),
+        (["--max-params", "1K", *macs], "--max-params: no trial has at most 1,000 parameters"),
         (["--max-latency", "3ms"], "--max-latency: the trials of this study have no latency"),
         (["--max-latency", "0.5x"], "give a time such as '12ms'"),
         (["--max-latency", "soon"], "--max-latency: a latency is"),
@@ -140,7 +141,10 @@ def test_keeping_a_share(tmp_path: Path, capsys: pytest.CaptureFixture[str], ref
     assert "fidelity 0.8600 ± 0.0100; score 0.7600; teacher 0.8000" in printed
     assert picked(folder, "--keep", "0.99") == ARCHITECTURES[10]
     message = refused(main, folder, "--keep", "100%", "--max-params", str(PARAMS[5]))
-    assert "no trial keeps 100.0% of the teacher's score 0.8000; the best keeps 95.0%" in message
+    kept = "keeps 100.0% of the teacher's score 0.8000; the best keeps"
+    assert f"no trial within --max-params {kept} 95.0%" in message
+    lower = folder_of(tmp_path / "lower", {0: 0.5}, ("fidelity",), **{TEACHER: teacher})
+    assert f"no trial within its budget {kept} 50.0%" in refused(main, lower, "--keep", "100%")
     assert "--keep: must be a fraction above 0 and at most 1, such as 99%" in refused(main, folder, "--keep", "most")
 
 

@@ -1,8 +1,10 @@
 """`load_study`: what it gives is what the commands show and write."""
 
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,10 +93,25 @@ def test_the_report_is_that_of_the_command(study: Study, folder: Path, tmp_path:
     assert figures["architecture-stage-1-winner"] == svg(study.best.architecture)
 
 
+def test_arguments_of_other_types(study: Study) -> None:
+    for call, message in (
+        (lambda: load_study(None), r"^folder: must be a text or a Path, not None"),  # type: ignore[arg-type]
+        (lambda: run_search("demo", None), r"^folder: must be a text or a Path, not None"),  # type: ignore[arg-type]
+        (lambda: run_search(None, "x"), r"^name: must be the name of a preset or a .toml file, not None"),  # type: ignore[arg-type]
+        (lambda: study.report(3), r"^out: must be a text or a Path, not 3"),  # type: ignore[arg-type]
+        (lambda: study.pick("3"), r"^trial: must be the number of a trial, not '3'"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
+
+
 def test_how_it_is_shown(study: Study, folder: Path) -> None:
     assert study.best is not None
     shown = study._repr_html_()
     assert f"1/{study.best.number}" in shown and "global importance" in shown and svg(study.best.architecture) in shown
+    begun = replace(study, stages=(study.stages[0], replace(study.stages[0], name="2", best=None)))
+    (strong,) = re.findall('<tr class="strong"><th scope="row">(.*?)</th>', begun._repr_html_())
+    assert begun.best is study.best and strong == "winner of stage 1"
     assert str(folder) in repr(study) and len(repr(study)) < 400
     assert repr(study.best) == f"<Candidate 1/{study.best.number}: {study.best.score:.4f}>"
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sk
 
+from distill.tasks import metrics
 from distill.tasks.metrics import (
+    PEARSON,
     Score,
     fidelity,
     metric_of,
@@ -342,3 +345,16 @@ def test_the_standard_error_of_fidelity_is_what_samples_vary() -> None:
         found.append(fidelity(teacher + rng.normal(size=(500, 2)), teacher))
     spread = np.std([score.value for score in found])
     assert np.mean([score.standard_error for score in found]) == pytest.approx(spread, rel=0.1)
+
+
+def test_the_bootstrap_of_many_rows_draws_a_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are those of all samples at once."""
+    rng = np.random.default_rng(0)
+    x_N = rng.normal(size=4000)
+    rows_NK = PEARSON.contributions(x_N + rng.normal(size=4000), x_N, ())
+    at_once = PEARSON.of_contributions(rows_NK)
+    monkeypatch.setattr(metrics, "DRAWN", 2**18)
+    tracemalloc.start()
+    assert PEARSON.of_contributions(rows_NK) == at_once
+    assert tracemalloc.get_traced_memory()[1] < 2**18 * 8 * 4
+    tracemalloc.stop()

@@ -295,6 +295,32 @@ def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_arguments_of_other_types(tmp_path: Path) -> None:
+    for name, overrides, message in (
+        (None, None, "^name: must be the name of a preset or a .toml file, not None"),
+        ("demo", [1], r"^overrides: must be values by dotted path, .* not \[1\]"),
+        ("demo", {1: 2}, r"^overrides: must be values by dotted path, .* not \{1: 2\}"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_config(name, overrides)  # type: ignore[arg-type]
+    (tmp_path / "own.toml").write_text('extends = "demo"')
+    assert load_config(tmp_path / "own.toml") == load_config("demo")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("stage1.rungs", [], "stage1: stop: candidates are pruned at rungs below 1: set rungs"),
+        ("stage2.rungs", ["1"], "stage2: stop: candidates are pruned at rungs below 1: set rungs"),
+        ("stage3.stop", 0.3, "stage3: one_shot candidates cannot be pruned; leave out stop"),
+    ],
+)
+def test_candidates_are_pruned_only_at_rungs_of_their_training(place: str, value: object, message: str) -> None:
+    """The preset prunes candidates of stages 1 and 2."""
+    with pytest.raises(ConfigError, match=f"^demo-moe: {message}"):
+        load_config("demo-moe", {place: value})
+
+
 def test_a_budget_is_needed() -> None:
     with pytest.raises(ConfigError, match="demo-ffn: space: limit the parameters: set max_params, or uniform"):
         load_config("demo-ffn", {"space.uniform": None})

@@ -42,6 +42,27 @@ def test_states(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"--stage 1 --study {copied.name} --out {out} --resume" in printed
 
 
+def test_trials_that_are_not_there(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are in another storage, or the search was interrupted before the first one."""
+    folder, out = Folder(copied), copied.parent
+    (copied / "study.db").unlink()
+    assert state_of(folder).state == "done"
+    folder.best("1").unlink()
+    with folder.lock():
+        assert state_of(folder).state == "running"
+    assert main(["--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(rf"{copied.name} +1 +unknown +no trial in study.db", printed)
+    assert f"--study {copied.name} --out {out} --resume --storage URL, unless it was interrupted before" in printed
+
+
+def test_checkpoints_are_no_studies(tmp_path: Path) -> None:
+    (tmp_path / "final").mkdir()
+    for name in ("config.toml", "metrics.json"):
+        (tmp_path / "final" / name).touch()
+    assert list(studies(tmp_path)) == []
+
+
 def test_the_cache_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

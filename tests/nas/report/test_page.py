@@ -1,8 +1,12 @@
 """The pages of `python -m nas.report` for several kinds of studies, and its figures."""
 
+import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,12 +16,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from optuna.trial import TrialState
 
-from nas.report import command, sections
-from nas.report.page import Picture
-from nas.report.study import Study, read
-from nas.study.attributes import FUNCTION, attribute
+from distill.table import Table
+from nas.report import command, figures, sections
+from nas.report.outcome import entry, models_table
+from nas.report.page import Picture, Text
+from nas.report.study import FAILED, Candidate, Study, read
+from nas.study.attributes import ARCHITECTURE, FUNCTION, attribute
+from nas.study.description import formula
 from nas.study.folder import Folder
+from search_spaces import Architecture, FFNGraph
 from tests.commands import Refused
 from tests.nas.report import synthetic
 from tests.nas.tiny_study import trials_of
@@ -186,6 +195,24 @@ def test_bad_input(reports: Reports, tmp_path: Path, refused: Refused, monkeypat
     assert "install the extra plots" in refused(command.main, path)
 
 
+def test_figures_of_an_earlier_report_are_removed(reports: Reports, tmp_path: Path) -> None:
+    """Such as the losses of a final training that was removed; other files stay."""
+    path = tmp_path / "demo"
+    shutil.copytree(reports("just begun")[0], path)
+    final = path / "final"
+    final.mkdir()
+    shutil.copy(path / "config.toml", final)
+    losses = {"student": {"fine-tuning": [[1, 0.5], [2, 0.4]]}}
+    (final / "metrics.json").write_text(json.dumps({"metrics": [], "models": {}, "dev_rows": 0, "losses": losses}))
+    (path / "report" / "notes.png").touch()
+    assert command.main([str(path)]) == 0
+    files = {file.name for file in (path / "report").iterdir()}
+    assert {"losses.png", "losses.svg", "notes.png"} <= files
+    shutil.rmtree(final)
+    assert command.main([str(path)]) == 0
+    assert {file.name for file in (path / "report").iterdir()} == files - {"losses.png", "losses.svg"}
+
+
 def test_a_final_training_on_several_tasks_of_which_one_is_unfinished(
     reports: Reports, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
@@ -208,6 +235,112 @@ def test_a_final_training_on_several_tasks_of_which_one_is_unfinished(
         assert error == f"nas.report: --checkpoint: {message}"
 
 
+def changed(candidate: Candidate, **attributes: Any) -> Candidate:
+    """The candidate with other attributes of its trial: `score`, or user attributes."""
+    trial = copy(candidate.trial)
+    if "score" in attributes:
+        trial.values = [attributes.pop("score")]
+    trial.user_attrs = trial.user_attrs | attributes
+    return replace(candidate, trial=trial)
+
+
+def with_stage(study: Study, *candidates: Candidate) -> Study:
+    """The study with only these candidates, of a stage that has not ended."""
+    return replace(study, stages=(replace(study.stages[0], candidates=candidates, best=None),))
+
+
+def labels(figure: Any) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_reference_models_without_a_score_are_not_drawn(reports: Reports) -> None:
+    """They failed, or wait to be evaluated again, when they have no costs yet."""
+    study = reports("one goal")[1]
+    (reference,) = study.references
+    trial = copy(reference.trial)
+    trial.state, trial.values, trial.user_attrs = TrialState.WAITING, None, {}
+    stage, references = study.stages[0], (replace(reference, trial=trial),)
+    for draw in (figures.progress, figures.fronts):
+        assert any("base model" in label for label in labels(draw(stage, study.references)))
+        assert not any("base model" in label for label in labels(draw(stage, references)))
+
+
+def test_baselines_beyond_the_ends_of_the_axes(reports: Reports) -> None:
+    """A budget has a lower bound, too."""
+    study = reports("one goal")[1]
+    stage = study.stages[0]
+    slice_ = next(c for c in stage.baselines if c.origin == "uniform slice")
+    cheap = changed(slice_, score=0.1, within_budget=False, params=1000)
+    small = with_stage(study, *(cheap if c is slice_ else c for c in stage.candidates)).stages[0]
+    drawn = figures.fronts(small, study.references)
+    assert "uniform slice, outside the budget, 0.1000 (below the axis)" in labels(drawn)
+    axis = drawn.axes[small.costs.index("params")]
+    texts = {text.get_text(): text.xy for text in axis.texts}
+    assert texts["← 0.001"][0] == axis.get_xlim()[0] and texts["0.1993 →"][0] == axis.get_xlim()[1]
+    low, high = axis.get_ylim()
+    assert all(low < height < high for _, height in texts.values())
+
+
+def test_stages_that_compare_by_different_measures(reports: Reports) -> None:
+    """Each row of the table has what its own stage compares by."""
+    study = reports("one goal")[1]
+    stage = study.stages[0]
+    assert stage.leader is not None
+    by_fidelity = replace(stage, name="2", goals=("fidelity",))
+    rows = [entry(study, of.name, stage.leader, of) for of in (stage, by_fidelity)]
+    columns, cells = models_table(rows, None).texts()
+    places = [[column.head for column in columns].index(name) for name in ("fidelity", "score")]
+    with_error = f"{stage.leader.score:.4f} ± 0.0100"
+    metric = f"{stage.leader.trial.user_attrs['score/word_order']:.4f}"
+    assert [[row[place] for place in places] for row in cells] == [["", with_error], [with_error, metric]]
+
+
+def test_duplicates_are_not_among_the_reasons_for_missing_scores(reports: Reports) -> None:
+    study = reports("one goal")[1]
+    candidates = study.stages[0].candidates
+    failed = next(c for c in candidates if c.state == FAILED)
+    section = sections.search(with_stage(study, *candidates, changed(failed, duplicate_of=failed.number)))
+    (table,) = [part for part in section.parts if isinstance(part, Table)]
+    assert ("failed: diverged: the loss is <nan> at step 3", 1) in table.rows
+
+
+def test_candidates_outside_the_budget_are_no_empty_figure(reports: Reports) -> None:
+    study = reports("one goal")[1]
+    outside = changed(study.stages[0].scored[0], within_budget=False)
+    parts = sections.search(with_stage(study, outside)).parts
+    assert "No candidate with a score is within the budget." in parts
+    assert not any(isinstance(part, Picture) for part in parts)
+
+
+def test_surfaces_whose_values_overflow(reports: Reports) -> None:
+    """Products of products: they are named instead of drawn with holes."""
+    study = reports("one goal")[1]
+    graph = FFNGraph.parse("project(mul(expand(x),x))")
+    deep = Architecture.uniform(replace(synthetic.BASE, depth=12), graph=graph)
+    scored = changed(study.stages[0].within_budget[0])
+    scored.trial.system_attrs = scored.trial.system_attrs | {ARCHITECTURE: json.dumps(deep.to_json())}
+    # Without reference models the graph of the base model is not known.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        section = sections.nonlinearity(replace(with_stage(study, scored), references=()))
+    assert section is not None
+    picture, note = section.parts
+    assert isinstance(picture, Picture) and isinstance(note, Text)
+    assert "base model" not in picture.alt and "whole best" not in picture.alt and str(graph) in picture.alt
+    assert note.text.endswith("exceed all numbers in float32: whole best candidate so far.")
+
+
+def test_a_final_training_of_another_architecture(reports: Reports) -> None:
+    study = reports("one goal")[1]
+    assert study.last.leader is not None
+    final = {"metrics": [], "models": {}, "dev_rows": 0}
+    other = Architecture.uniform(synthetic.BASE)
+    told = f"The final training is not of the winner, but of: {formula(other)}."
+    assert told in sections.result(study, final, other).parts
+    own = sections.result(study, final, study.last.leader.architecture).parts
+    assert not any("final training is not" in str(part) for part in own)
+
+
 def test_losses_of_the_final_training() -> None:
     """A line per model in a panel per phase; the last losses are in the text."""
     points = [[step, 2.0 / step] for step in range(1, 30)]
@@ -226,5 +359,10 @@ def test_losses_of_the_final_training() -> None:
     for axis, phase in zip(axes, ("pre-training", "fine-tuning"), strict=True):
         assert [line.get_xydata().tolist() for line in axis.lines] == [losses[name][phase] for name in losses]
     assert len({line.get_linestyle() for line in axes[0].lines}) == 2
-    for nothing in ({"models": {}}, {"losses": {"student": {}}}):
+    losses["student"]["warm-up"] = []  # no steps
+    again = sections.losses({"losses": losses})
+    assert again is not None and again.parts[0].alt == picture.alt  # type: ignore[union-attr]
+    below = figures.over_steps({"fine-tuning": {"student": [(1, -0.5), (2, -0.7)]}}).axes[0]
+    assert below.get_ylim()[0] < -0.7
+    for nothing in ({"models": {}}, {"losses": {"student": {}}}, {"losses": {"student": {"warm-up": []}}}):
         assert sections.losses(nothing) is None

@@ -37,9 +37,20 @@ def test_models_in_one_plane(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
     assert f"wrote {plot}" in capsys.readouterr().out
     assert "--plot" in refused(main, one, two, "--plot", tmp_path / "plane.what")
+    for option in (("--rows", 8), ("--tokens", 32), ("--labels", 2), ("--storage", "sqlite:///s.db"), ("--json",)):
+        assert f"leave out {option[0]}" in refused(main, one, two, "--plot", plot, *option)
     other = exported(tmp_path / "other", 0.7, (STUDENT, TORCH, 32, 11.0), metric="accuracy")
     assert "their scores are accuracy and f1" in refused(main, one, other, "--plot", plot)
     fewer = exported(tmp_path / "fewer", 0.7, (STUDENT, TORCH, 8, 11.0))
     assert "with the same --batches" in refused(main, one, fewer, "--plot", plot)
     (two / "latency.json").unlink()
     assert "two has no latency.json: give folders that nas.export wrote" in refused(main, one, two, "--plot", plot)
+
+
+def test_exports_of_the_same_name(tmp_path: Path) -> None:
+    """They are called so by default."""
+    folders = []
+    for study in ("one", "two"):
+        (tmp_path / study).mkdir()
+        folders.append(exported(tmp_path / study / "final-export", 0.8, (STUDENT, TORCH, 1, 1.0)))
+    assert [name for name, _, _ in points(folders)[0]] == list(map(str, folders))
