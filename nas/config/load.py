@@ -189,13 +189,15 @@ def _extended(tables: dict[str, Any], name: str, chain: tuple[str, ...]) -> dict
 
 
 def _absolute_rows(tables: dict[str, Any], preset: Path) -> dict[str, Any]:
-    """These tables with absolute paths in `[rows.NAME]`. Relative paths are relative to the folder of `preset`."""
+    """These tables with absolute paths in `[rows.NAME]`. Relative paths are relative to the folder of `preset`, and "~"
+    is the user's home.
+    """
     rows = tables.get("rows")
     if not isinstance(rows, dict):
         return tables
     resolved = {
         name: {
-            key: os.path.abspath(preset.parent / value)
+            key: os.path.abspath(preset.parent / os.path.expanduser(value))
             if key in ("train", "dev") and isinstance(value, str | Path)
             else value
             for key, value in table.items()
