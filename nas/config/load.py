@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from foundation.errors import did_you_mean, shortened
+from foundation.errors import beginning, did_you_mean, shortened
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.stages import SAMPLER_SETTINGS, StageTable
 
@@ -140,7 +140,7 @@ def _where(mistake: Any, name: str, options: Mapping[str, str]) -> tuple[str, ..
 
 
 def _cut(text: str, limit: int = 500) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    return text if len(text) <= limit else f"{beginning(text, limit)}..."
 
 
 def _keys(path: tuple[int | str, ...]) -> list[str]:

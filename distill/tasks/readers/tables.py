@@ -11,7 +11,7 @@ from distill.tasks.readers.texts import lines_of, read_lines
 from distill.tasks.splits import THRESHOLD, PassageSplit, SentenceSplit, Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MULTI_LABEL, REGRESSION
-from foundation.errors import reason, shortened, warn_once
+from foundation.errors import beginning, reason, shortened, warn_once
 from foundation.memory import limited_memory
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -150,7 +150,8 @@ def read_rows(
     places = places_of(names, classes)
     unknown = next((name for name in names if name not in places), None)
     if unknown is not None:
-        raise TableError(f"{path}: the class {shortened(unknown)} is not one of {', '.join(classes)[:1000]}")
+        known = beginning(", ".join(classes), 1000)
+        raise TableError(f"{path}: the class {shortened(unknown)} is not one of {known}")
     if len(classes) < 2:
         only = f"only one class, {shortened(classes[0])}" if classes else "no class in any row"
         raise TableError(f"{path}: the column {label!r} has {only}")
