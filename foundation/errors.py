@@ -92,7 +92,8 @@ def naming_arguments(files: Mapping[str, str] | None = None) -> Iterator[None]:
     def named(text: str) -> str:
         text = re.sub(r"(?<!\S)--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), text)
         for path, argument in (files or {}).items():
-            text = text.replace(path, argument)
+            # A line of such a file is a row.
+            text = re.sub(rf"{re.escape(path)}:(?=\d)", f"{argument}: row ", text).replace(path, argument)
         return text
 
     def rename(record: logging.LogRecord) -> bool:
