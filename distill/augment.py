@@ -8,6 +8,7 @@ that may replace another. rows.tsv has every training row, followed by its copie
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -162,7 +163,7 @@ def write(path: Path, rows: Iterable[AugmentedRow], columns: Sequence[str], name
         for text, pair, label in rows:
             cells = [text, *([] if pair is None else [pair]), str(names[label] if names else label)]
             # The format has no quotes, so that a cell cannot have tabs or line breaks.
-            file.write("\t".join(" ".join(cell.split()) for cell in cells) + "\n")
+            file.write("\t".join(re.sub(r"[\t\r\n]+", " ", cell) for cell in cells) + "\n")
 
 
 if __name__ == "__main__":

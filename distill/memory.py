@@ -1,6 +1,7 @@
 """Models and rows that are in memory, as folders and files for the commands."""
 
 import json
+import random
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -9,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pandas
+import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from distill.training.progress import silence_transformers
-from foundation.errors import UserError, naming_arguments
+from foundation.errors import UserError, naming_arguments, reason, shortened
+from foundation.files import scratch_folder
 
 # Every tenth row is measured on, if there are no others.
 HELD_OUT = 10
@@ -39,6 +42,19 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def own_random_numbers() -> Iterator[None]:
+    """A context that leaves the global random numbers of Python, NumPy and torch as they were."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(cuda):
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 def source_of(model: Any, tokenizer: Any, folder: Path) -> str:
@@ -74,7 +90,7 @@ def source_of(model: Any, tokenizer: Any, folder: Path) -> str:
 
 
 def write_splits(
-    folder: Path, train: Any, dev: Any, columns: Sequence[str], by: str | None = None
+    folder: Path, train: Any, dev: Any, columns: Sequence[str], by: Sequence[str] = ()
 ) -> tuple[Path, Path]:
     """Write rows with these columns as `write_rows` does.
 
@@ -87,7 +103,7 @@ def write_splits(
     for name, rows in splits.items():
         if not rows:
             raise RowsError(f"{name}: there are no rows")
-        for number, row in enumerate(rows):
+        for number, row in enumerate(rows, 1):
             for column in columns:
                 if column not in row:
                     has = ", ".join(map(repr, row))
@@ -98,12 +114,30 @@ def write_splits(
     return write_rows(folder, splits["train"], splits.get("dev"), by)
 
 
-def naming_memory(folder: Path, *models: str) -> AbstractContextManager[None]:
+def naming_memory(folder: Path, *models: str, held_out: bool) -> AbstractContextManager[None]:
     """As `naming_arguments`; the files of `write_rows` in this folder are called train and dev, and models that are
     saved in it have the names of these arguments.
+
+    Args:
+        held_out: whether the dev rows are training rows that were held out.
     """
-    files = {str(folder / f"{name}.jsonl"): name for name in SPLITS}
+    names = zip(SPLITS, ("train", "train (held out)" if held_out else "dev"), strict=True)
+    files = {str(folder / f"{split}.jsonl"): name for split, name in names}
     return naming_arguments(files | {str(folder / name): name for name in models})
+
+
+@contextmanager
+def memory_folder(*models: str, held_out: bool) -> Iterator[Path]:
+    """A temporary folder for what is in memory, with `quiet_transformers`, `own_random_numbers` and `naming_memory`,
+    whose arguments these are.
+    """
+    with (
+        scratch_folder() as folder,
+        quiet_transformers(),
+        own_random_numbers(),
+        naming_memory(folder, *models, held_out=held_out),
+    ):
+        yield folder
 
 
 def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str, Any]]:
@@ -131,13 +165,14 @@ def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str
     rows: list[dict[str, Any]] = []
     for row in data:
         if not isinstance(row, Mapping):
-            raise RowsError(f"{argument}: row {len(rows)} must be a dictionary, not {type(row).__name__}")
+            raise RowsError(f"{argument}: row {len(rows) + 1} must be a dictionary, not {type(row).__name__}")
         named = dict(row)
         for column in names.keys() & row.keys():
             value, known = row[column], names[column]
+            value = value.tolist() if hasattr(value, "tolist") else value
             several = value if isinstance(value, list) else [value]
             if any(one not in range(len(known)) for one in several):
-                raise RowsError(f"{argument}: row {len(rows)} has no label in the column {column!r}, but {value!r}")
+                raise RowsError(f"{argument}: row {len(rows) + 1} has no label in the column {column!r}, but {value!r}")
             named[column] = [known[one] for one in several] if isinstance(value, list) else known[value]
         rows.append(named)
     return rows
@@ -147,28 +182,46 @@ def write_rows(
     folder: Path,
     train: Sequence[Mapping[str, Any]],
     dev: Sequence[Mapping[str, Any]] | None = None,
-    by: str | None = None,
+    by: Sequence[str] = (),
 ) -> tuple[Path, Path]:
-    """Write the rows to train.jsonl and dev.jsonl in a folder. Without dev rows, every tenth row becomes one, or all
-    rows with every tenth value of the column `by`.
+    """Write the rows to train.jsonl and dev.jsonl in a folder, each at the line of its number. Without dev rows, every
+    tenth row becomes one, or all rows with every tenth text in the columns `by`, so that none is in both files.
 
     Raises:
-        RowsError: there are too few values.
+        RowsError: there are too few texts, or JSON has no such value.
     """
+    parts = [(train, [True] * len(train)), (dev or (), [True] * len(dev or ()))]
     if dev is None:
-        keys = [number if by is None else str(row[by]) for number, row in enumerate(train)]
+        keys = [tuple(str(row[column]).strip() for column in by) or number for number, row in enumerate(train)]
         places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-        if by is not None and len(places) < HELD_OUT:
-            raise RowsError(f"{len(places)} values in the column {by!r} are too few to hold every tenth out")
+        if by and len(places) < HELD_OUT:
+            what = f"different texts in the column {' and '.join(map(repr, by))}"
+            raise RowsError(f"{len(places)} {what} are too few to hold every tenth out")
         held = [places[key] % HELD_OUT == HELD_OUT - 1 for key in keys]
-        dev = [row for row, out in zip(train, held, strict=True) if out]
-        train = [row for row, out in zip(train, held, strict=True) if not out]
+        parts = [(train, [not out for out in held]), (train, held)]
     one, two = (folder / f"{name}.jsonl" for name in SPLITS)
-    for file, rows in ((one, train), (two, dev)):
-        file.write_text("".join(f"{json.dumps(dict(row), default=_plain)}\n" for row in rows), encoding="utf-8")
+    for file, (rows, here) in zip((one, two), parts, strict=True):
+        lines = (_line(file, *row) if kept else "\n" for row, kept in zip(enumerate(rows, 1), here, strict=True))
+        file.write_text("".join(lines), encoding="utf-8")
     return one, two
 
 
+def _line(file: Path, number: int, row: Mapping[str, Any]) -> str:
+    try:
+        return f"{json.dumps(dict(row), default=_plain)}\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowsError(f"{file}:{number} cannot be used: {reason(error)}") from None
+
+
 def _plain(value: Any) -> Any:
-    """An array as a list, and other values that JSON lacks as text."""
-    return value.tolist() if isinstance(value, np.ndarray) else str(value)
+    """An array or a tensor as a list or number, a missing value of pandas as None, and other values that JSON lacks as
+    text.
+
+    Raises:
+        TypeError: it has several values.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Iterable):
+        raise TypeError(f"it has {shortened(value)}, which is neither text nor a list")
+    return None if pandas.isna(value) else str(value)

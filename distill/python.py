@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from distill.__main__ import parser, plan
 from distill.command.report import measurement_table, show_measurements, train_models, write_metrics
 from distill.defaults import BATCH_SIZE, LABEL, LEARNING_RATE, MAX_LENGTH, OBJECTIVE, STEPS, TEXT
-from distill.memory import ModelError, naming_memory, quiet_transformers, source_of, write_splits
+from distill.memory import ModelError, memory_folder, quiet_transformers, source_of, write_splits
 from distill.table import Table
 from distill.tasks.splits import CUT, THRESHOLD
 from distill.training.layout import METRICS_FILE
@@ -19,7 +19,7 @@ from distill.training.progress import ProgressCallback, ignore_progress, termina
 from distill.training.sentences import MODULES, read_modules
 from distill.training.teacher import load_tokenizer, load_unchanged
 from foundation.errors import UserError
-from foundation.files import read_json, save_pretrained, scratch_folder
+from foundation.files import read_json, save_pretrained
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -114,11 +114,12 @@ def distil(
     Args:
         student: a model, its folder or name, or the teacher's "first:N" or "uniform:N" layers.
         train, dev: labeled rows: a `datasets.Dataset`, a pandas data frame or a list of dictionaries. Without `dev`,
-            every tenth row of `train` is measured on instead of trained on.
+            every tenth row of `train` is measured on instead of trained on, and with it those with the same text.
         teacher: a model, or its folder or name; None: the objective has none, such as "none", ordinary fine-tuning.
         tokenizer: of the models that are no folders or names.
         text, pair, label: the columns of the sentence, of a second one, and of the class or number.
-        regression, multi_label: whether the labels are numbers, or lists of any number of classes.
+        regression, multi_label: whether the labels are numbers, or lists of any number of classes, or of a 0 or 1 for
+            each class.
         threshold: the probability from which a class is predicted with `multi_label`.
         class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
         objective, settings: a name of `distill.objectives.OBJECTIVES`, and the settings that differ from its defaults.
@@ -131,7 +132,7 @@ def distil(
     Raises:
         UserError: the models, the rows and the objective do not fit together, or the training diverged.
     """
-    with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "teacher", "student"):
+    with memory_folder("teacher", "student", held_out=dev is None) as folder:
         if tokenizer is not None and not any(isinstance(model, PreTrainedModel) for model in (student, teacher)):
             raise ModelError("tokenizer: a folder or name has its own; leave it out")
 
@@ -141,7 +142,8 @@ def distil(
         out = folder / "out"
         options = parser().parse_args(["--student", source("student", student), "--out", str(out)])
         options.teacher = None if teacher is None else source("teacher", teacher)
-        options.train, options.dev = write_splits(folder, train, dev, (text, *([pair] if pair else ()), label))
+        texts = (text, *([pair] if pair else ()))
+        options.train, options.dev = write_splits(folder, train, dev, (*texts, label), by=texts)
         options.set = [f"{name}={value}" for name, value in (settings or {}).items()]
         columns = {"text": text, "pair": pair, "label": label, "regression": regression, "multi_label": multi_label}
         weights = {"threshold": threshold, "class_weights": class_weights}

@@ -4,7 +4,6 @@ Sizes and times of change are compared whenever an entry is used, and only files
 after a copy of the cache. `python -m nas --verify` hashes everything.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -14,10 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foundation.errors import UserError
-from foundation.files import SUMS_PREFIX, CacheError, write_atomically, write_text
-
-# A cache may be shared by people who cannot write there.
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+from foundation.files import SUMS_PREFIX, UNWRITABLE, CacheError, naming_cache, write_atomically, write_text
 
 # What the names of files with checksums began with in version 0.1.
 SUMS_PREFIX_OF_0_1 = ".sums-"
@@ -35,6 +31,7 @@ class Written(NamedTuple):
     sha256: str
 
 
+@naming_cache()
 def create_once(path: Path, write: Callable[[Path], object]) -> Path:
     """Create the file or folder `path` of the cache as `write_atomically` does, or verify it if it exists; returns
     `path`.
@@ -42,6 +39,7 @@ def create_once(path: Path, write: Callable[[Path], object]) -> Path:
     Raises:
         DamagedError: it exists and is not as it was written.
         foundation.files.DiskFullError: there is no space left.
+        CacheError: this user cannot write to the cache.
     """
     if not path.exists():
         sums_file(path).unlink(missing_ok=True)

@@ -31,8 +31,12 @@ NO_SPACE = re.compile(
 )
 
 
+# A cache may be shared by people who cannot write there.
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
 class CacheError(UserError, OSError):
-    """Others could write to the cache folder, or have put a link there."""
+    """Others could write to the cache folder, or have put a link there; or this user cannot write there."""
 
 
 class DiskFullError(UserError, OSError):
@@ -94,6 +98,27 @@ def _check_owner(folder: Path) -> None:
         )
 
 
+@contextlib.contextmanager
+def naming_cache() -> Iterator[None]:
+    """In this block, the error that the cache folder, or a file in it, cannot be written to is a CacheError."""
+    try:
+        yield
+    except OSError as error:
+        cache, place = cache_folder(), Path(str(error.filename))
+        above = cache.is_relative_to(place)
+        nowhere = error.errno == errno.ENOENT and above  # such as in /proc
+        in_file = error.errno == errno.ENOTDIR or (error.errno == errno.EEXIST and place.is_file())
+        if not (above or place.is_relative_to(cache)) or not (error.errno in UNWRITABLE or nowhere or in_file):
+            raise
+        problem = CacheError(
+            f"the cache {cache} cannot be written to ({place}: {(error.strerror or '').lower()}): set FFN_NAS_CACHE to "
+            "a folder of your own"
+        )
+        problem.errno = error.errno
+        raise problem from None
+
+
+@naming_cache()
 def _make_folder(folder: Path) -> None:
     """Create a folder with its parents, unless it exists. The cache folder among them is its owner's alone."""
     cache = cache_folder()
@@ -121,6 +146,7 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
+@naming_cache()
 def write_atomically(path: Path, write: Callable[[Path], object], keep_existing: bool = False) -> None:
     """Create a file or folder, or replace a file, atomically: `write` creates a draft, which is then moved to `path`.
 
@@ -132,6 +158,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], keep_existing:
 
     Raises:
         DiskFullError: there is no space left.
+        CacheError: it is in the cache folder, where this user cannot write.
     """
     try:
         _write_atomically(path, write, keep_existing)
@@ -255,6 +282,7 @@ def _locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+@naming_cache()
 def _lock(folder: Path, operation: int) -> IO[str] | None:
     """Lock a folder until the returned file is closed; None if another process has removed it in the meantime.
 

@@ -31,6 +31,7 @@ from distill.encoders.family import family_of
 from distill.encoders.parts import word_head
 from distill.tasks.splits import Split
 from distill.tasks.task import TaskError
+from foundation.errors import continues
 
 # So many rows are tokenized, and held with their candidates, at a time.
 CHUNK = 256
@@ -245,5 +246,7 @@ def _replaceable(text: str, encoding: Any, end: int) -> Iterator[tuple[int, int,
         first, last = encoding.offsets[positions[0]][0], encoding.offsets[positions[-1]][1]
         word = text[first:last].lstrip()
         first = last - len(word)  # some tokenizers count the space before a word as part of it
-        if positions[-1] < end and word.isalpha() and word.lower() not in ENGLISH_STOP_WORDS:
+        # Some tokenizers leave out the marks after a letter.
+        whole = last == len(text) or not continues(text, last)
+        if whole and positions[-1] < end and word.isalpha() and word.lower() not in ENGLISH_STOP_WORDS:
             yield first, last, positions

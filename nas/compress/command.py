@@ -162,7 +162,7 @@ def _without_labels(options: argparse.Namespace) -> int:
             columns = read_columns(options.reranking, [QUERY, PASSAGE])
             pairs = dict.fromkeys(zip(*columns.values(), strict=True))
             rows = [dict(zip(columns, pair, strict=True)) for pair in pairs]
-            options.train, options.dev = write_rows(folder, rows, by=options.text)
+            options.train, options.dev = write_rows(folder, rows, by=[options.text])
         else:
             texts = read_lines(options.unlabeled or options.embeddings)
             labeling = (options.checkpoint, options.max_length, options.long_texts, options.device)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.defaults import LABEL, MAX_LENGTH, TEXT
-from distill.memory import SPLITS, RowsError, naming_memory, quiet_transformers, source_of, write_splits
+from distill.memory import SPLITS, RowsError, memory_folder, source_of, write_splits
 from distill.python import Distilled
 from distill.table import Table
 from distill.tasks.splits import CUT, THRESHOLD
@@ -114,7 +114,7 @@ def compress_model(
         model: an encoder with a trained head for this task, or its folder or name on the hub; or a SentenceTransformer.
         tokenizer: of a `model` of transformers.
         train, dev: labeled rows: a `datasets.Dataset`, a pandas data frame or a list of dictionaries. Without `dev`,
-            every tenth row of `train` is measured on instead of trained on.
+            every tenth row of `train` is measured on instead of trained on, and with it those with the same text.
         unlabeled, embeddings: in place of `train`, texts, as rows, a list or a text file, from which the student learns
             what a classifier predicts, or the vectors of a sentence encoder. Every tenth is measured on.
         retrieval: with `embeddings`, pairs on which retrieval is measured: rows or a file with the columns `query` and
@@ -144,7 +144,7 @@ def compress_model(
     _check(given, columns, **of_train, **kinds, retrieval=None if reranking else retrieval)
     settings = _budget(max_latency, max_params, max_size, runtime, threads) | {"max_length": max_length, "seed": seed}
     settings |= _training(steps, learning_rate, finetune_teacher, pretrain_steps, corpus) | {"long_texts": long_texts}
-    with scratch_folder() as folder, quiet_transformers(), naming_memory(folder, "model"):
+    with memory_folder("model", held_out=dev is None) as folder:
         source = source_of(model, tokenizer, folder / "model")
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))
         preset = f"{PRESET}-embeddings" if embeddings is not None else f"{PRESET}-reranking" if reranking else PRESET
@@ -206,8 +206,9 @@ def _write_rows(
         table = {name: value for name, value in columns.items() if value is not None}
         if columns["reranking"]:
             del table["label"]
-        named = [table[name] for name in ("text", "pair", "label") if name in table]
-        files = write_splits(folder, given["train"], dev, named, by=columns["text"] if columns["reranking"] else None)
+        texts = [table[name] for name in ("text", "pair") if name in table]
+        named = [*texts, *([table["label"]] if "label" in table else [])]
+        files = write_splits(folder, given["train"], dev, named, by=texts[:1] if columns["reranking"] else texts)
         return table | dict(zip(SPLITS, map(str, files), strict=True))
     name = "unlabeled" if given["embeddings"] is None else "embeddings"
     texts = texts_of(given[name], name, columns["text"])

@@ -54,7 +54,7 @@ def text_column(rows: Sequence[Mapping[str, Any]], argument: str, column: str) -
     """
     if not rows:
         raise RowsError(f"{argument}: there are no rows")
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         if not isinstance(row.get(column), str) or not row[column].strip():
             has = ", ".join(map(repr, row))
             raise RowsError(f"{argument}: row {number} has no text in the column {column!r}; it has {has}")

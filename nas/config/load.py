@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from foundation.errors import did_you_mean, shortened
+from foundation.errors import beginning, did_you_mean, shortened
 from nas.config.schema import ConfigError, StudyConfig
 from nas.config.stages import SAMPLER_SETTINGS, StageTable
 
@@ -146,7 +146,7 @@ def _where(mistake: Any, name: str, options: Mapping[str, str]) -> tuple[str, ..
 
 
 def _cut(text: str, limit: int = 500) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    return text if len(text) <= limit else f"{beginning(text, limit)}..."
 
 
 def _keys(path: tuple[int | str, ...]) -> list[str]:
@@ -195,13 +195,15 @@ def _extended(tables: dict[str, Any], name: str, chain: tuple[str, ...]) -> dict
 
 
 def _absolute_rows(tables: dict[str, Any], preset: Path) -> dict[str, Any]:
-    """These tables with absolute paths in `[rows.NAME]`. Relative paths are relative to the folder of `preset`."""
+    """These tables with absolute paths in `[rows.NAME]`. Relative paths are relative to the folder of `preset`, and "~"
+    is the user's home.
+    """
     rows = tables.get("rows")
     if not isinstance(rows, dict):
         return tables
     resolved = {
         name: {
-            key: os.path.abspath(preset.parent / value)
+            key: os.path.abspath(preset.parent / os.path.expanduser(value))
             if key in ("train", "dev") and isinstance(value, str | Path)
             else value
             for key, value in table.items()

@@ -13,6 +13,8 @@ from search_spaces.base import LARGEST, MOST_EXPERTS
 from search_spaces.layer import Experts
 from search_spaces.numbers import fraction
 
+T = TypeVar("T")
+
 
 def _positive_fraction(value: Any) -> Fraction:
     result = fraction(value)
@@ -68,10 +70,12 @@ def _different(tasks: tuple[str, ...]) -> tuple[str, ...]:
     return tasks
 
 
-def _distinct(counts: tuple[int, ...]) -> tuple[int, ...]:
-    if len(set(counts)) < len(counts):
-        raise ValueError(f"a number is given twice: {shortened(list(counts))}")
-    return counts
+def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    """These values, unless one of them is given twice: then a ValueError."""
+    twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
+    if twice is not None:
+        raise ValueError(f"{shortened(twice) if isinstance(twice, str) else twice} is given twice")
+    return values
 
 
 # In microseconds, or for "x" in multiples of the teacher's latency. "ms" comes before "s" because it also ends in "s".
@@ -130,8 +134,7 @@ def _sampler(value: str) -> str:
 
 PositiveFraction = Annotated[Fraction, BeforeValidator(_positive_fraction), PlainSerializer(str)]
 ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
-T = TypeVar("T")
-Choices = Annotated[tuple[T, ...], Field(min_length=1), AfterValidator(_distinct)]
+Choices = Annotated[tuple[T, ...], Field(min_length=1), AfterValidator(distinct)]
 # Choices for a number of experts that a whole architecture has.
 ExpertCounts = Choices[Annotated[int, Field(strict=True, ge=1, le=MOST_EXPERTS)]]
 # Choices for the number of attention heads of a layer.

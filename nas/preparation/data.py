@@ -32,7 +32,7 @@ from nas.config.rows import RowsTable
 from nas.config.schema import ConfigError, StudyConfig, reporting
 
 # Part of the cache keys of rows from files: increase it when a reader returns other rows for the same files.
-READERS_VERSION = 4
+READERS_VERSION = 5
 NOTES = "notes.json"
 
 

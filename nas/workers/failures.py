@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from foundation.errors import beginning
+
 # Ray's messages about a worker that was killed and about one whose node was lost.
 LOST = re.compile(r"^The actor (died unexpectedly|\w+ is unavailable)", re.MULTILINE)
 # Ray's message about a worker that it killed because the node ran out of memory.
@@ -47,4 +49,4 @@ def kernel_kills() -> int:
 
 def one_line(text: str) -> str:
     """The text in one line, cut to 1000 characters."""
-    return " ".join(text.split())[:1000]
+    return beginning(" ".join(text.split()), 1000)

@@ -15,6 +15,7 @@ from foundation.files import (
     DRAFT_PREFIX,
     LOCK_FILE,
     SCRATCH_PREFIX,
+    CacheError,
     cache_folder,
     fingerprint,
     save_pretrained,
@@ -239,6 +240,31 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder() == tmp_path
     monkeypatch.delenv("FFN_NAS_CACHE")
     assert cache_folder().name in ("ffn-nas", "Cache")
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        pytest.param(f"/proc/{name}", marks=pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc"))
+        for name in ("ffn-nas", "deep/ffn-nas")
+    ]
+    + ["cache"],
+)
+def test_a_cache_that_cannot_be_written_to(cache: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also because there is a file in the place of a folder in it."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "texts").touch()
+    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path / cache))
+    path = cache_folder() / "texts" / "entry"
+
+    def with_state() -> None:
+        with state_of(path):
+            pytest.fail("it cannot be made")
+
+    message = f"^the cache {tmp_path / cache} cannot be written to .*: set FFN_NAS_CACHE to a folder of your own$"
+    for attempt in (with_state, lambda: write_text(path, "a"), lambda: create_once(path, Path.touch)):
+        with pytest.raises(CacheError, match=message):
+            attempt()
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])

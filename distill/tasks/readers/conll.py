@@ -104,7 +104,8 @@ def read(path: Path) -> Iterator[list[Word]]:
     before the first word of a sentence, and do not end in a tag of other lines or have another number of columns.
     """
     lines = read_lines(path)
-    cells = [line.split("\t") if "\t" in line else line.split() for line in lines]
+    # Other spaces, such as those that are not broken, are part of words.
+    cells = [line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell] for line in lines]
     begins, between = [], True
     for line in lines:
         begins.append(between and line.startswith(COMMENT))

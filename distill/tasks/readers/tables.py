@@ -1,8 +1,10 @@
 """Labeled rows from a user's own files."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from distill.tasks.classes import alike, classes_of, places_of
@@ -11,7 +13,7 @@ from distill.tasks.readers.texts import lines_of, read_lines
 from distill.tasks.splits import THRESHOLD, PassageSplit, SentenceSplit, Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MULTI_LABEL, REGRESSION
-from foundation.errors import reason, shortened, warn_once
+from foundation.errors import beginning, reason, shortened, warn_once
 from foundation.memory import limited_memory
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -21,6 +23,12 @@ USUAL = {
     MULTI_LABEL: ("f1_micro", "f1_macro", "accuracy"),
     REGRESSION: ("spearmanr", "pearson"),
 }
+
+
+# How Python writes lists of texts and of numbers.
+OF_PYTHON = re.compile(r"\[\s*(['\"\d].*)?\]", re.DOTALL)
+# Halves of characters, which JSON may have where texts were cut, and tokenizers refuse.
+SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class TableError(TaskError):
@@ -90,18 +98,28 @@ def passage_task(train: Path, dev: Path, query: str, passage: str) -> TaskData[P
     return TaskData(Task(passage, (), REGRESSION, USUAL[REGRESSION]), kept, search, splits[1])
 
 
-def read_columns(path: Path, columns: Sequence[str], listed: str | None = None) -> dict[str, list[Any]]:
-    """The text in these columns of a file, and in the column `listed` the texts of each row.
+Reader = Callable[[str, str, Any], Any]
+
+
+def read_columns(
+    path: Path, columns: Sequence[str], readers: Mapping[str, Reader] = MappingProxyType({})
+) -> dict[str, list[Any]]:
+    """The text in these columns of a file, and in the columns of `readers` what these make of it.
+
+    Args:
+        readers: by column, (where the row is, column, cell) -> its value.
 
     Raises:
-        TableError: as `text_task`, or something in `listed` is no list.
+        TableError: as `text_task`, or as `readers`.
     """
-    values = {
-        column: [(_texts if column == listed else _text)(path, column, row, cell) for row, cell in enumerate(cells, 1)]
-        for column, cells in _read(path, columns).items()
-    }
-    if not values[columns[0]]:
+    numbers, table = _read(path, columns)
+    if not numbers:
         raise TableError(f"{path}: no rows")
+    where = f"{path}: row " if path.suffix == ".parquet" else f"{path}:"
+    values: dict[str, list[Any]] = {}
+    for column, cells in table.items():
+        read = readers.get(column, _text)
+        values[column] = [read(f"{where}{number}", column, cell) for number, cell in zip(numbers, cells, strict=True)]
     return values
 
 
@@ -124,7 +142,8 @@ def read_rows(
 
     Args:
         text, pair, label: columns: the (first) sentence, the second one, the class or number.
-        labels: the names of the classes if they are known; by default those of `classes_of`.
+        labels: the names of the classes if they are known; by default those of `classes_of`, or if rows have a 0 or 1
+            for each class instead of names, those of transformers.
         task_type: a key of `USUAL`.
 
     Raises:
@@ -138,19 +157,27 @@ def read_rows(
     if twice is not None:
         raise TableError(f"{path}: the column {twice!r} is named twice: text, pair and label must be different columns")
     several = task_type == MULTI_LABEL
-    values = read_columns(path, columns, label if several else None)
+    classes_of_row = _between_commas if path.suffix in (".tsv", ".csv") else _listed
+    readers: dict[str, Reader] = {MULTI_LABEL: classes_of_row, REGRESSION: _number}
+    values = read_columns(path, columns, {label: readers.get(task_type, _text)})
     texts, pairs = tuple(values[text]), tuple(values[pair]) if pair else None
     if task_type == REGRESSION:
-        numbers = tuple(_number(path, row, cell) for row, cell in enumerate(values[label], 1))
+        numbers = tuple(values[label])
         if len(set(numbers)) < 2:
             raise TableError(f"{path}: the column {label!r} has only one value, {numbers[0]}")
         return Split(texts, pairs, numbers), ()
+    if several:
+        vectors = _vectors(path, label, values[label], labels)
+        if vectors is not None:
+            return Split(texts, pairs, vectors), labels or tuple(f"LABEL_{place}" for place in range(len(vectors[0])))
+        values[label] = [list(map(str, cell)) for cell in values[label]]
     names = [name for cell in values[label] for name in cell] if several else values[label]
     classes = labels or classes_of(names)
     places = places_of(names, classes)
     unknown = next((name for name in names if name not in places), None)
     if unknown is not None:
-        raise TableError(f"{path}: the class {shortened(unknown)} is not one of {', '.join(classes)[:1000]}")
+        known = beginning(", ".join(classes), 1000)
+        raise TableError(f"{path}: the class {shortened(unknown)} is not one of {known}")
     if len(classes) < 2:
         only = f"only one class, {shortened(classes[0])}" if classes else "no class in any row"
         raise TableError(f"{path}: the column {label!r} has {only}")
@@ -163,35 +190,75 @@ def read_rows(
     return Split(texts, pairs, tuple(places[name] for name in names)), classes
 
 
-def _number(path: Path, row: int, cell: str) -> float:
-    value = finite(cell)
+def _vectors(
+    path: Path, label: str, cells: Sequence[list[Any]], labels: tuple[str, ...] | None
+) -> tuple[tuple[int, ...], ...] | None:
+    """Lists of classes that are a 0 or 1 for each class; None if they are names of classes.
+
+    Raises:
+        TableError: they are numbers of which some are given twice, so no names, but not one for each class.
+    """
+    if not all(type(each) is int for cell in cells for each in cell):
+        return None
+    lengths = sorted({len(cell) for cell in cells})
+    twice = any(len({*cell}) < len(cell) for cell in cells)
+    if lengths[-1] < 2 or (not twice and (len(lengths) > 1 or {"0", "1"} <= {*(labels or ())})):
+        return None
+    wanted = lengths[-1] if labels is None else len(labels)
+    if lengths != [wanted]:
+        other = next(length for length in lengths if length != wanted)
+        raise TableError(
+            f"{path}: a row has {other} numbers in the column {label!r}; all need a 0 or 1 for each of {wanted} "
+            "classes, or the names of theirs"
+        )
+    return tuple(map(tuple, cells))
+
+
+def _number(place: str, column: str, cell: object) -> float:
+    text = _text(place, column, cell)
+    value = finite(text)
     if value is None:
-        raise TableError(f"{path}: row {row} has the label {shortened(cell)}, which is not a finite number")
+        raise TableError(f"{place} has the label {shortened(text)}, which is not a finite number")
     return value
 
 
-def _text(path: Path, column: str, row: int, cell: object) -> str:
+def _text(place: str, column: str, cell: object) -> str:
     if isinstance(cell, bytes | dict | list):
-        raise TableError(f"{path}: row {row} has {shortened(cell)} in the column {column!r}, which is not text")
+        raise TableError(f"{place} has {shortened(cell)} in the column {column!r}, which is not text")
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)  # JSON's 1 and 1.0 are one number
     # Tokenizers drop NULs, and NaN is how some tools write that there is nothing.
     text = "" if cell is None or cell != cell else str(cell).replace("\0", "").strip()
     if not text:
-        raise TableError(f"{path}: row {row} has nothing in the column {column!r}")
+        raise TableError(f"{place} has nothing in the column {column!r}")
+    if SURROGATES.search(text):
+        raise TableError(f"{place} has half of a character in the column {column!r}: {shortened(text)}")
     return text
 
 
-def _texts(path: Path, column: str, row: int, cell: object) -> list[str]:
-    """The texts of a list or, in a file that has no lists, between commas."""
-    if path.suffix in (".tsv", ".csv"):
-        cell = [part for part in str(cell).split(",") if part.strip()]
+def _listed(place: str, column: str, cell: object) -> list[str] | list[int]:
+    """The names of a list of classes; zeros and ones are numbers."""
     if not isinstance(cell, list):
-        raise TableError(f"{path}: row {row} has {shortened(cell)} in the column {column!r}, which is not a list")
-    return [_text(path, column, row, each) for each in cell]
+        raise TableError(f"{place} has {shortened(cell)} in the column {column!r}, which is not a list")
+    if all(isinstance(each, int | float) and each in (0, 1) for each in cell):
+        return list(map(int, cell))
+    return [_text(place, column, each) for each in cell]
 
 
-def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
+def _between_commas(place: str, column: str, cell: str) -> list[str] | list[int]:
+    """As `_listed`, in a file that has no lists."""
+    if OF_PYTHON.fullmatch(cell.strip()):
+        found = f"{shortened(cell)} in the column {column!r}"
+        raise TableError(f"{place} has {found}; write names as in joy, fear")
+    parts = [part.strip() for part in cell.split(",") if part.strip()]
+    return _listed(place, column, [int(part) if part in ("0", "1") else part for part in parts])
+
+
+# The lines at which rows begin, in Parquet their numbers, and the cells of each column.
+Cells = tuple[Sequence[int], dict[str, list[Any]]]
+
+
+def _read(path: Path, wanted: Sequence[str]) -> Cells:
     """The cells of these columns."""
     import pyarrow
 
@@ -200,7 +267,7 @@ def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
     try:
         if path.suffix == ".jsonl":
             return _objects(path, wanted)
-        return _parquet(path, wanted) if path.suffix == ".parquet" else _cells(path, _separated(path), wanted)
+        return _parquet(path, wanted) if path.suffix == ".parquet" else _separated(path, wanted)
     except TaskError as error:
         raise TableError(str(error)) from None
     except (OSError, pyarrow.ArrowException, ValueError, OverflowError) as error:
@@ -209,8 +276,8 @@ def _read(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
         raise TableError(f"{path}: {problem}") from None
 
 
-def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
-    rows = []
+def _objects(path: Path, wanted: Sequence[str]) -> Cells:
+    rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             try:
@@ -222,11 +289,11 @@ def _objects(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
                     f"{path}:{number}: {shortened(row)} is not a JSON object; every line must be one, with the "
                     "columns as keys"
                 )
-            rows.append(row)
+            rows[number] = row
     if not rows:
         raise TableError(f"{path}: no rows")
-    check_columns(path, wanted, dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name) for row in rows] for name in wanted}
+    check_columns(path, wanted, dict.fromkeys(name for row in rows.values() for name in row))
+    return list(rows), {name: [row.get(name) for row in rows.values()] for name in wanted}
 
 
 def _cells(path: Path, table: Any, wanted: Sequence[str]) -> dict[str, list[Any]]:
@@ -240,7 +307,7 @@ def _cells(path: Path, table: Any, wanted: Sequence[str]) -> dict[str, list[Any]
 BASE_MEMORY, MEMORY_PER_BYTE = 800_000_000, 64
 
 
-def _parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
+def _parquet(path: Path, wanted: Sequence[str]) -> Cells:
     from pyarrow import parquet
 
     files = [path, *path.rglob("*")] if path.is_dir() else [path]
@@ -249,7 +316,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
         with limited_memory(limit):
             table = parquet.read_table(path)
             table.validate(full=True)
-            return _cells(path, table, wanted)
+            return range(1, len(table) + 1), _cells(path, table, wanted)
     except MemoryError:
         raise TableError(
             f"{path}: reading it takes more than {limit / 1e9:,.1f} GB of memory: it is damaged, or repeats very long "
@@ -257,14 +324,55 @@ def _parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
         ) from None
 
 
-def _separated(path: Path) -> Any:
+# The end of a line, and a carriage return that ends none where lines end in line feeds.
+END, LONE = re.compile(r"\r\n?|\n"), re.compile(r"\r(?!\n)")
+QUOTED = re.compile(r'(?<![^,\r\n])"(?:[^"]++|"")*+"')
+# How pyarrow calls a row, the header being the first.
+FAULT = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.DOTALL)
+
+
+def _separated(path: Path, wanted: Sequence[str]) -> Cells:
+    import pyarrow
+
+    text, mark = "".join(lines_of(path)).replace("\0", ""), ""  # see `_text`
+    end = END.search(text)
+    if end is not None and end[0] != "\r" and LONE.search(text):
+        # pyarrow would end a row there: a character that the file does not have stands for it.
+        mark = next(each for each in ("\u240d", *map(chr, range(0xE000, 0xF900))) if each not in text)
+        text = LONE.sub(mark, text)
+    lines = _first_lines(QUOTED.sub(lambda cell: END.sub("\0", cell[0]), text) if path.suffix == ".csv" else text)
+    try:
+        table = _table(text.encode(), "," if path.suffix == ".csv" else "\t")
+    except pyarrow.ArrowInvalid as error:
+        fault = FAULT.fullmatch(str(error))
+        if fault is None or int(fault[1]) > len(lines):
+            raise
+        raise TableError(f"{path}:{lines[int(fault[1]) - 1]}: {reason(ValueError(fault[2]))}") from None
+    if len(lines) != 1 + len(table):  # of quotes in unusual places
+        lines = list(range(1, len(table) + 2))
+    cells = _cells(path, table, wanted)
+    if mark:
+        cells = {name: [cell.replace(mark, "\r") for cell in column] for name, column in cells.items()}
+    return lines[1:], cells
+
+
+def _first_lines(text: str) -> list[int]:
+    """The lines at which the header and the rows begin; NULs stand for ends of lines inside of rows."""
+    result, number = [], 1
+    for row in END.split(text):
+        if row:
+            result.append(number)
+        number += 1 + row.count("\0")
+    return result
+
+
+def _table(content: bytes, delimiter: str) -> Any:
     import pyarrow
     from pyarrow import csv
 
-    content = "".join(lines_of(path)).encode()
     parse = csv.ParseOptions(newlines_in_values=True)
-    if path.suffix == ".tsv":
-        parse = csv.ParseOptions(delimiter="\t", quote_char=False)
+    if delimiter == "\t":
+        parse = csv.ParseOptions(delimiter=delimiter, quote_char=False)
     # In one block, which no row is too long for.
     block = csv.ReadOptions(block_size=min(max(1, len(content)), 2**31 - 1))
     given: Any = {"read_options": block, "parse_options": parse}

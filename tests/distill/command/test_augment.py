@@ -85,6 +85,13 @@ def test_no_special_token_and_no_inside_of_a_word(augmentation: Callable[..., Au
     assert {candidate for row in found for word in row for candidate in word.candidates} == {*WORDS, "é"} - {"##kind"}
 
 
+def test_a_letter_and_its_accent_are_not_divided(augmentation: Callable[..., Augmentation]) -> None:
+    """This tokenizer leaves the accent out; another word in place of the letters would get it."""
+    text = "red cat\u0301 dog\ufe0f bird"
+    (words,) = augmentation(candidates=2).words([text])
+    assert [text[word.start : word.end] for word in words] == ["red", "bird"]
+
+
 def test_copies_follow_the_algorithm(augmentation: Callable[..., Augmentation]) -> None:
     one = augmentation(probability=0.4, seed=3)
     text, words = "ab cd ef", [Word(0, 2, ("x", "y")), Word(6, 8, ("z",))]

@@ -66,7 +66,11 @@ NO_TEACHER = {"teacher": None, "student": "FIXTURES/small"}
         ("", {"train": "FIXTURES/three.tsv"}, "has a head for 2 classes .no, yes.; the task has 3: maybe, no, yes"),
         ("", {"train": "FIXTURES/nowhere.tsv"}, "nowhere.tsv"),
         ("", {"text": "sentense"}, "no column 'sentense'; did you mean 'sentence'"),
-        ("--regression", {"teacher": "FIXTURES/number"}, "row 1 has the label 'yes', which is not a finite number"),
+        (
+            "--regression",
+            {"teacher": "FIXTURES/number"},
+            "train.tsv:2 has the label 'yes', which is not a finite number",
+        ),
         ("--regression", {"task": "stsb"}, "--regression describes the rows of --train FILE"),
         ("", {"corpus": "FIXTURES/empty.txt", "objective": "minilm"}, "empty.txt: no text"),
         ("", TEXT, "--objective kd learns from labels and predictions.*or add --masked-lm"),

@@ -1,18 +1,22 @@
 """`python -m nas.compress` and `compress_model`."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Value
+from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from distill.memory import ModelError, RowsError, rows_of, write_rows
+from distill.memory import ModelError, RowsError, naming_memory, rows_of, write_rows, write_splits
+from distill.tasks.readers.tables import TableError, read_rows
 from distill.training.teacher import TeacherError
 from nas.compress.command import config_of, main, parser
 from nas.compress.python import Compressed, compress_model
@@ -120,13 +124,20 @@ def test_kinds_of_rows() -> None:
     assert rows_of(Dataset.from_list(expected), "train", COLUMNS) == expected
     features = Features({"message": Value("string"), "topic": ClassLabel(names=["code", "numbers"])})
     numbered = [{**row, "topic": ["code", "numbers"].index(row["topic"])} for row in expected]
-    assert rows_of(Dataset.from_list(numbered, features=features), "train", COLUMNS) == expected
+    for form in (None, "numpy", "torch"):
+        data = Dataset.from_list(numbered, features=features).with_format(form)
+        assert rows_of(data, "train", COLUMNS) == expected
+    features_of_several = Features({"topic": Sequence(ClassLabel(names=["code", "numbers"]))})
+    several = Dataset.from_list([{"topic": [1, 0]}, {"topic": []}], features=features_of_several)
+    for form in (None, "numpy", "torch"):
+        found = rows_of(several.with_format(form), "train", COLUMNS)
+        assert found == [{"topic": ["numbers", "code"]}, {"topic": []}]
     unlabeled = Dataset.from_list([{"message": "a", "topic": -1}], features=features)
-    with pytest.raises(RowsError, match="train: row 0 has no label in the column 'topic', but -1"):
+    with pytest.raises(RowsError, match="train: row 1 has no label in the column 'topic', but -1"):
         rows_of(unlabeled, "train", COLUMNS)
     with pytest.raises(RowsError, match="dev: must be a Dataset, a data frame or a list of dictionaries, not int"):
         rows_of(3, "dev", COLUMNS)
-    with pytest.raises(RowsError, match="train: row 0 must be a dictionary, not str"):
+    with pytest.raises(RowsError, match="train: row 1 must be a dictionary, not str"):
         rows_of(["a"], "train", COLUMNS)
     with pytest.raises(RowsError, match="train: is a dictionary of 'train', 'test': give one of its splits"):
         rows_of({"train": expected, "test": expected}, "train", COLUMNS)
@@ -134,19 +145,59 @@ def test_kinds_of_rows() -> None:
 
 
 def test_rows_that_are_held_out(tmp_path: Path) -> None:
-    train, dev = (
-        [json.loads(line)["number"] for line in file.read_text().splitlines()]
-        for file in write_rows(tmp_path, [{"number": number} for number in range(25)])
-    )
-    assert dev == [9, 19] and sorted(train + dev) == list(range(25))
+    """Their lines are those of their numbers. Rows with the same text are in the same file."""
+    train, dev = numbers_of(write_rows(tmp_path, [{"number": number} for number in range(25)]))
+    assert dev == {10: 9, 20: 19} and train == {number + 1: number for number in range(25) if number not in (9, 19)}
+    twice = [
+        {"text": f" {text}"[number % 2 :], "number": number} for number, text in enumerate([*range(25), *range(25)])
+    ]
+    train, dev = numbers_of(write_rows(tmp_path, twice, by=["text"]))
+    assert list(dev.values()) == [9, 19, 34, 44] and len(train) == 46
+    with pytest.raises(RowsError, match="9 different texts in the column 'text' are too few to hold every tenth out"):
+        write_rows(tmp_path, [{"text": number % 9} for number in range(40)], by=["text"])
+
+
+def numbers_of(files: tuple[Path, Path]) -> list[dict[int, int]]:
+    """The column "number" of the rows of each file, by their lines."""
+    lines = [enumerate(file.read_text().splitlines(), 1) for file in files]
+    return [{number: json.loads(line)["number"] for number, line in some if line} for some in lines]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [int, float, numpy.int64, numpy.float32, numpy.array, torch.tensor, Decimal, lambda number: str(float(number))],
+)
+def test_numbers_of_other_libraries(tmp_path: Path, kind: Callable[[int], Any]) -> None:
+    found = [{"text": f"a {number}", "label": kind(number % 2)} for number in range(20)]
+    train, _ = write_splits(tmp_path, found, None, ("text", "label"), by=["text"])
+    assert read_rows(train, "text", "label")[0].labels[:8] == (0, 1) * 4
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), numpy.float32("nan"), pandas.NA, pandas.NaT])
+@pytest.mark.parametrize("column", ["text", "label"])
+def test_rows_in_which_something_is_missing(tmp_path: Path, column: str, missing: Any) -> None:
+    """They are counted as they were given, from 1 on, and not after every tenth is held out."""
+    found: list[dict[str, Any]] = [{"text": f"a {number}", "label": number % 2} for number in range(40)]
+    found[34][column] = missing
+    with (
+        pytest.raises(TableError, match=f"^train: row 35 has nothing in the column '{column}'$"),
+        naming_memory(tmp_path, held_out=True),
+    ):
+        read_rows(write_splits(tmp_path, found, None, ("text", "label"), by=["text"])[0], "text", "label")
+    found[34][column] = {"a"}
+    with (
+        pytest.raises(RowsError, match=r"^train: row 35 cannot be used: it has \{'a'\}, which is neither text nor"),
+        naming_memory(tmp_path, held_out=True),
+    ):
+        write_splits(tmp_path, found, None, ("text", "label"), by=["text"])
 
 
 @pytest.mark.parametrize(
     ("data", "settings", "said"),
     [
         ([], {}, "train: there are no rows"),
-        ([{"text": "a"}], {}, "train: row 0 has no column 'sentence'; it has 'text'"),
-        ([{"sentence": "a"}], {}, "train: row 0 has no column 'label'; it has 'sentence'"),
+        ([{"text": "a"}], {}, "train: row 1 has no column 'sentence'; it has 'text'"),
+        ([{"sentence": "a"}], {}, "train: row 1 has no column 'label'; it has 'sentence'"),
         ([{"sentence": "a", "label": 1}] * 7, {}, "train: 7 rows are too few to hold every tenth out; give dev, too"),
         ([{"sentence": "a", "label": 1}] * 20, {"dev": []}, "dev: there are no rows"),
     ],

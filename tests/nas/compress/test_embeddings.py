@@ -112,7 +112,7 @@ def test_texts_in_memory(tmp_path: Path) -> None:
     rows = [{"text": text} for text in TEXTS]
     for data in (TEXTS, tmp_path / "texts", rows, Dataset.from_list(rows), DataFrame(rows), iter(TEXTS)):
         assert texts_of(data, "embeddings", "text") == TEXTS
-    with pytest.raises(RowsError, match="embeddings: row 0 has no text in the column 'sentence'; it has 'text'"):
+    with pytest.raises(RowsError, match="embeddings: row 1 has no text in the column 'sentence'; it has 'text'"):
         texts_of(rows, "embeddings", "sentence")
     with pytest.raises(RowsError, match="unlabeled: 1 different texts are too few; at least 10 are needed"):
         texts_of(["a", "a ", ""], "unlabeled", "text")
@@ -132,7 +132,7 @@ def test_texts_in_memory(tmp_path: Path) -> None:
         ({"unlabeled": TEXTS, "threshold": 0.3}, "threshold: belongs to train"),
         ({"unlabeled": TEXTS, "label": "kind"}, "label: belongs to train"),
         ({"train": [], "reranking": True, "label": "kind"}, "label: a reranker's student learns its scores"),
-        ({"embeddings": TEXTS, "retrieval": [{"query": "a"}]}, "retrieval: row 0 has no text in the column 'passage'"),
+        ({"embeddings": TEXTS, "retrieval": [{"query": "a"}]}, "retrieval: row 1 has no text in the column 'passage'"),
         ({"embeddings": TEXTS, "tokenizer": 1}, "tokenizer: a folder or name has its own; leave it out"),
     ],
 )

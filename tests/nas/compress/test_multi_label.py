@@ -132,7 +132,7 @@ def test_mistakes_in_python(teacher: Path) -> None:
     with pytest.raises(ValueError, match=r"train: row 1 has 'b' in the column 'label', which is not a list"):
         compress_model(str(teacher), texts, multi_label=True, **LIMITS)
     broken = Dataset.from_list([{"sentence": "a", "label": [-1]}] * 20, features=rows().features)
-    with pytest.raises(RowsError, match=r"train: row 0 has no label in the column 'label', but \[-1\]"):
+    with pytest.raises(RowsError, match=r"train: row 1 has no label in the column 'label', but \[-1\]"):
         compress_model(str(teacher), broken, multi_label=True, **LIMITS)
     with pytest.raises(ValueError, match="threshold: Input should be greater than 0"):
         compress_model(str(teacher), rows(), multi_label=True, threshold=0, **LIMITS)

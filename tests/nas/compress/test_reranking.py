@@ -165,7 +165,7 @@ def test_activations_of_former_versions(teacher: Path, tmp_path: Path) -> None:
 def test_models_that_are_no_rerankers(shared_study: TinyStudy, tmp_path: Path, refused: Refused) -> None:
     for rows, message in (
         (ROWS, "is no reranker: it has 2 outputs; one score of a pair is needed"),
-        (ROWS[:20], "values in the column 'query' are too few to hold every tenth out"),
+        (ROWS[:20], "different texts in the column 'query' are too few to hold every tenth out"),
     ):
         words = ["--out", tmp_path / "out", "--reranking", write(tmp_path / "pairs.jsonl", rows), *LIMITS]
         assert message in refused(main, shared_study.teacher, *words)

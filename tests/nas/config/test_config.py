@@ -111,6 +111,7 @@ def test_rows_are_found_beside_the_preset_that_names_them(tmp_path: Path, monkey
             OF_MINE + "class_weights = {a = 0}",
             "rows.mine.class_weights.*: {'a': 0} is neither \"balanced\" nor a table of weights",
         ),
+        (OF_MINE + 'labels = ["a", "b", "a"]', "rows.mine.labels: 'a' is given twice$"),
         (OF_MINE + 'class_weights = "even"', "rows.mine.class_weights.*: 'even' is neither \"balanced\" nor"),
     ],
 )
@@ -118,6 +119,13 @@ def test_rows_that_are_no_tables(tmp_path: Path, rows: str, message: str) -> Non
     (tmp_path / "a.toml").write_text(f'extends = "demo"\n{rows}\n')
     with pytest.raises(ConfigError, match=message):
         load_config(str(tmp_path / "a.toml"))
+
+
+def test_rows_below_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "a.toml").write_text(f'extends = "demo"\n{ROWS.format(train="~/train.tsv", dev="dev~.tsv")}')
+    rows = load_config(str(tmp_path / "a.toml")).rows["mine"]
+    assert (rows.train, rows.dev) == ("/home/me/train.tsv", f"{tmp_path}/dev~.tsv")
 
 
 def test_a_file_extends_a_preset_or_the_file_beside_it(tmp_path: Path) -> None:
@@ -242,6 +250,10 @@ REFUSED: dict[str, list[object]] = {
         *(("space.heads", value, "space.heads") for value in ([], [1, 1], [-1], [1.5], ["2"], 3)),
         ("space.expansions", ["0"], "space.expansions.0: must be above 0 and at most 1, not 0"),
         ("space.expansions", ["1/4", "5/4"], "space.expansions.1: must be above 0 and at most 1, not 5/4"),
+        ("space.expansions", ["1/2", "1", "0.5"], "space.expansions: 1/2 is given twice"),
+        ("space.stacks", [1, 2, 1], "space.stacks: 1 is given twice"),
+        ("space.experts", [{"count": 2}, {"count": 2}], "space.experts: "),
+        ("stage1.rungs", ["1/2", "1/2"], "stage1.rungs: 1/2 is given twice"),
         ("space.expansions", ["1/0"], "space.expansions.0: '1/0' divides by zero"),
         ("space.expansions", ["-1/4"], "must be a fraction such as"),
         ("space.expansions", ["1e-999999999"], "must be a fraction such as"),

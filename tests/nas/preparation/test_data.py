@@ -392,7 +392,7 @@ TRAINED_STAGES = {f"stage{stage}.evaluation": "trained" for stage in "123"}
         ({"rows.mine.train": "missing.tsv"}, "missing.tsv: .*No such file"),
         ({"rows.mine.label": "lob"}, "no column 'lob'; did you mean 'lib'"),
         ({"rows.mine.class_weights": {"pyton": 2}}, "rows.mine: class weights: 'pyton' is not one of the classes "),
-        ({"rows.mine.regression": True}, "row 1 has the label 'python', which is not a finite number"),
+        ({"rows.mine.regression": True}, "tsv:2 has the label 'python', which is not a finite number"),
     ],
 )
 def test_mistakes(tiny_study: TinyStudy, tmp_path: Path, changes: dict[str, Any], message: str) -> None:

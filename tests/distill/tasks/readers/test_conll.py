@@ -119,6 +119,14 @@ def test_comments_and_marks_of_documents_are_no_words(comment: str, tmp_path: Pa
     assert words == [["a", "#b"], ["#c"]]
 
 
+@pytest.mark.parametrize("separator", [" ", "  ", "\t"])
+def test_other_spaces_are_part_of_words(separator: str, tmp_path: Path) -> None:
+    """As in 10 000, whose space is not broken; only blanks and tabs separate columns."""
+    words = ["10\u00a0000", "a\u2009b", "\u3000", "c\u2028", "\u00a0d", "e\x0bf", "g\x85"]
+    (tmp_path / "a.txt").write_text("".join(f"{word}{separator}O\n" for word in words), encoding="utf-8")
+    assert [word for sentence in read(tmp_path / "a.txt") for word, _, _ in sentence] == words
+
+
 @pytest.mark.parametrize(
     "tags",
     [

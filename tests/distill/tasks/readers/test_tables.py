@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow
@@ -9,6 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from distill.tasks.readers.tables import TableError, read_rows, table_task
+from distill.tasks.splits import Split
 from distill.tasks.task import Task, hold_out
 from distill.tasks.types import MULTI_LABEL, REGRESSION
 
@@ -61,9 +63,10 @@ OF_JSON = [
     (GOOD + "[" * 100_000, ":3: not JSON: "),
     (GOOD + "3\n", ":3: 3 is not a JSON object"),
     ("[" + GOOD.replace("}\n{", "},{") + "]", ":1: not JSON: "),
-    (GOOD + '{"s": "c"}\n', "row 3 has nothing in the column 'l'"),
-    (GOOD + '{"s": "c", "l": NaN}\n', "row 3 has nothing in the column 'l'"),
-    (GOOD + '{"s": ["c"], "l": "x"}\n', "row 3 has ['c'] in the column 's', which is not text"),
+    (GOOD + '{"s": "c"}\n', ":3 has nothing in the column 'l'"),
+    (GOOD + '{"s": "c", "l": NaN}\n', ":3 has nothing in the column 'l'"),
+    (GOOD + '{"s": "c \\ud83d", "l": "x"}\n', ":3 has half of a character in the column 's': 'c \\ud83d'"),
+    (GOOD + '{"s": ["c"], "l": "x"}\n', ":3 has ['c'] in the column 's', which is not text"),
     (GOOD.replace("s", "t"), "no column 's'; its columns are t, l"),
 ]
 
@@ -76,15 +79,15 @@ OF_JSON = [
         ("s\tl\na\t0\nb\t1\n", ("s", "m"), "no column 'm'"),
         ("s\tl\n", ("s", "l"), "no rows"),
         ("", ("s", "l"), "rows.tsv: "),
-        ("s\tl\na\t0\nb\t\n", ("s", "l"), "row 2 has nothing in the column 'l'"),
+        ("s\tl\n\na\t0\nb\t\n", ("s", "l"), "rows.tsv:4 has nothing in the column 'l'"),
         ("s\tl\na\t0\nb\t0\n", ("s", "l"), "has only one class, '0'"),
-        ("s\tl\na\t0\nb\n", ("s", "l"), "rows.tsv: "),
-        ("s\tl\na\t0\n\0\t1\n", ("s", "l"), "row 2 has nothing in the column 's'"),
+        ("s\tl\n\na\t0\nb\n", ("s", "l"), "rows.tsv:4: Expected 2 columns, got 1: b"),
+        ("s\tl\na\t0\n\0\t1\n", ("s", "l"), "rows.tsv:3 has nothing in the column 's'"),
         ("s\tl\tl\na\t0\t1\nb\t1\t0\n", ("s", "l"), "2 columns 'l'; its columns are s, l, l"),
         ("S\tl\na\t0\nb\t1\n", ("s", "l"), "no column 's'; did you mean 'S'?; its columns are S, l"),
         ("s\tl\na\t0\nb\t1\n", ("s", "s"), "the column 's' is named twice"),
         ("\t".join(f"c{n}" for n in range(99)) + "\n", ("s", "l"), "c10, c11 and 87 more"),
-        ("s\tl\na\t0\n" + "b" * 9_000, ("s", "l"), "rows.tsv: "),
+        ("s\tl\na\t0\n" + "b" * 9_000, ("s", "l"), "rows.tsv:3: Expected 2 columns"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, text: str, columns: tuple[str, str] | None, message: str) -> None:
@@ -152,7 +155,7 @@ def test_numbers_to_predict(tmp_path: Path) -> None:
     assert all(isinstance(label, float) for label in split.labels)
     for cell in ("high", "nan", "inf", "1e39"):
         path.write_text(SCORED.replace("\t0.5\n", f"\t{cell}\n"))
-        with pytest.raises(TableError, match=f"row 3 has the label '{cell}', which is not a finite number"):
+        with pytest.raises(TableError, match=f"rows.tsv:4 has the label '{cell}', which is not a finite number"):
             read_rows(path, "a", "score", task_type=REGRESSION)
     path.write_text("a\tscore\nb\t1\nc\t1.0\n")
     with pytest.raises(TableError, match=r"the column 'score' has only one value, 1.0"):
@@ -198,13 +201,82 @@ def test_lists_of_classes(tmp_path: Path, suffix: str) -> None:
         read_rows(path, "s", "l", labels=("fear", "anger"), task_type=MULTI_LABEL)
 
 
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("kind", [int, float, bool])
+def test_a_number_for_each_class(tmp_path: Path, suffix: str, kind: type) -> None:
+    """As transformers takes them: they are not names of two classes, of which every row has both."""
+    rows = [(1, 0, 1), (0, 0, 0), (0, 1, 1)]
+    path = of_lists(tmp_path / f"rows{suffix}", [list(map(kind, row)) for row in rows])
+    assert read_rows(path, "s", "l", task_type=MULTI_LABEL) == (
+        Split(("a",) * 3, None, tuple(rows)),
+        ("LABEL_0", "LABEL_1", "LABEL_2"),
+    )
+    names = ("joy", "fear", "anger")
+    assert read_rows(path, "s", "l", labels=names, task_type=MULTI_LABEL)[0].labels == tuple(rows)
+    with pytest.raises(TableError, match="a row has 3 numbers in the column 'l'; all need a 0 or 1 for each of 2"):
+        read_rows(path, "s", "l", labels=names[:2], task_type=MULTI_LABEL)
+    of_lists(path, [list(map(kind, row)) for row in [*rows, (0, 1)]])
+    with pytest.raises(TableError, match="a row has 2 numbers in the column 'l'; all need a 0 or 1 for each of 3"):
+        read_rows(path, "s", "l", task_type=MULTI_LABEL)
+
+
+def of_lists(path: Path, cells: Sequence[Sequence[object]]) -> Path:
+    if path.suffix == ".tsv":
+        path.write_text("s\tl\n" + "".join(f"a\t{','.join(f'{int(each)}' for each in cell)}\n" for cell in cells))
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps({"s": "a", "l": cell}) + "\n" for cell in cells))
+    else:
+        parquet.write_table(pyarrow.table({"s": ["a"] * len(cells), "l": cells}), path)
+    return path
+
+
+def test_classes_whose_names_are_0_and_1(tmp_path: Path) -> None:
+    path = of_lists(tmp_path / "rows.jsonl", [[0], [1, 0], [], [1]])
+    split, classes = read_rows(path, "s", "l", task_type=MULTI_LABEL)
+    assert (classes, split.labels) == (("0", "1"), ((1, 0), (1, 1), (0, 0), (0, 1)))
+    of_lists(path, [[1, 0], [0, 1]])  # dev rows, of which all have both
+    assert read_rows(path, "s", "l", labels=classes, task_type=MULTI_LABEL)[0].labels == ((1, 1), (1, 1))
+
+
+@pytest.mark.parametrize("cell", ["['joy', 'fear']", "[0, 1]", "[]"])
+def test_lists_as_python_writes_them(tmp_path: Path, cell: str) -> None:
+    (tmp_path / "rows.tsv").write_text(f"s\tl\na\tjoy\na\t{cell}\n")
+    with pytest.raises(TableError, match=re.escape(f":3 has {cell!r} in the column 'l'; write names as in joy, fear")):
+        read_rows(tmp_path / "rows.tsv", "s", "l", task_type=MULTI_LABEL)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("suffix", [".tsv", ".csv"])
+def test_a_carriage_return_inside_of_a_text(tmp_path: Path, suffix: str, end: str) -> None:
+    """It ends a row where all lines end in one, as in old files of Macs."""
+    rows = [("s", "l"), ("a\rb", "x"), ("c \u240d", "y")]
+    path = tmp_path / f"rows{suffix}"
+    comma = "\t" if suffix == ".tsv" else ","
+    path.write_text("".join(comma.join(row) + end for row in rows), newline="")
+    assert read_rows(path, "s", "l") == (Split(("a\rb", "c \u240d"), None, (0, 1)), ("x", "y"))
+    path.write_text("".join(comma.join(row) + "\r" for row in rows).replace("a\rb", "a b"), newline="")
+    assert read_rows(path, "s", "l") == (Split(("a b", "c \u240d"), None, (0, 1)), ("x", "y"))
+
+
+@pytest.mark.parametrize(("cell", "line"), [("b", 7), ('5" of b', 7), ('"b\n\nc ""d"""', 9), ("b\r", 7), ("\0", 6)])
+def test_rows_of_csv_are_counted_by_their_lines(tmp_path: Path, cell: str, line: int) -> None:
+    """Cells in quotes may have several."""
+    (tmp_path / "rows.csv").write_text(f's,l\n"a\n\nb",x\n\n{cell},y\n,x\n', newline="")
+    assert f"rows.csv:{line} has nothing in the column 's'" in fault_of(tmp_path / "rows.csv")
+
+
+def test_rows_of_json_are_counted_by_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n" + GOOD + '\n{"s": "", "l": "x"}\n')
+    assert ":5 has nothing in the column 's'" in fault_of(tmp_path / "rows.jsonl")
+
+
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        (["joy", "fear"], "row 1 has 'joy' in the column 'l', which is not a list"),
-        ([["joy"], None], "row 2 has None in the column 'l', which is not a list"),
-        ([["joy"], [["fear"]]], "row 2 has \\['fear'\\] in the column 'l', which is not text"),
-        ([["joy"], [""]], "row 2 has nothing in the column 'l'"),
+        (["joy", "fear"], ":1 has 'joy' in the column 'l', which is not a list"),
+        ([["joy"], None], ":2 has None in the column 'l', which is not a list"),
+        ([["joy"], [["fear"]]], ":2 has \\['fear'\\] in the column 'l', which is not text"),
+        ([["joy"], [""]], ":2 has nothing in the column 'l'"),
         ([["joy"], []], "the column 'l' has only one class, 'joy'"),
         ([[], []], "the column 'l' has no class in any row"),
     ],
