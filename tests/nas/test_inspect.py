@@ -12,7 +12,7 @@ import pytest
 from distill.tasks.types import TASK_TYPES
 from nas.inspect import main
 from nas.report.architecture import describe
-from search_spaces import PUBLISHED, Architecture, Base, Embedding, Experts, cost
+from search_spaces import FFN, PUBLISHED, Architecture, Attention, Base, Embedding, Experts, Layer, cost
 from search_spaces.formula import layers_latex
 from tests.commands import Refused
 
@@ -59,6 +59,17 @@ def test_layers_without_an_ffn(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert row == ["4", "0", "0", "0", "0", "no", "FFN"]
     assert main([str(file), "--latex"]) == 0
     assert capsys.readouterr().out.splitlines()[3] == r"\text{no FFN}"
+
+
+def test_all_layers_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing that the base could be compared with."""
+    file = tmp_path / "architecture.json"
+    base = PUBLISHED["base"].base
+    Architecture(base, (Layer(Attention(0), FFN(stack=0)),) * base.depth).save(file)
+    assert main([str(file), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["macs_linear"], facts["speedup"]) == (0, None)
+    assert main([str(file)]) == 0
 
 
 def test_layers_of_experts() -> None:
