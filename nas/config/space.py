@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from nas.config.values import (
+    Choices,
     Count,
     ExpertCounts,
     ExpertsTable,
@@ -56,9 +57,9 @@ class SpaceTable(Table):
         mismatch: whether binary operations cut the wider value ("narrow") or pad the narrower one ("wide").
     """
 
-    stacks: Annotated[tuple[Annotated[int, Field(ge=0, le=16)], ...], Field(min_length=1)]
-    expansions: Annotated[tuple[PositiveFraction, ...], Field(min_length=1)]
-    experts: Annotated[tuple[ExpertsTable, ...], Field(min_length=1)] = (DENSE,)
+    stacks: Choices[Annotated[int, Field(ge=0, le=16)]]
+    expansions: Choices[PositiveFraction]
+    experts: Choices[ExpertsTable] = (DENSE,)
     heads: HeadCounts | None = None
     attention_experts: ExpertCounts = (1,)
     head_experts: ExpertCounts = (1,)
