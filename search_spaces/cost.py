@@ -176,9 +176,12 @@ def macs_linear(architecture: Architecture, tokens: int = 128) -> int:
     )
 
 
-def speedup(architecture: Architecture) -> float:
-    """MACs of the dense base model's linear maps, divided by those of this architecture: MoEBERT's "x2 speedup"."""
-    return macs_linear(Architecture.uniform(architecture.base)) / macs_linear(architecture)
+def speedup(architecture: Architecture) -> float | None:
+    """MACs of the dense base model's linear maps, divided by those of this architecture: MoEBERT's "x2 speedup". None
+    if all layers are left out.
+    """
+    macs_of_layers = macs_linear(architecture)
+    return macs_linear(Architecture.uniform(architecture.base)) / macs_of_layers if macs_of_layers else None
 
 
 def flops(architecture: Architecture, tokens: int = 128) -> int:

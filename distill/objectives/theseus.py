@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from distill.encoders.family import family_of
 from distill.encoders.parts import encoder_layers
+from distill.encoders.student.configuration import is_left_out
 from distill.objectives import layer_maps
 from distill.objectives.base import Objective, check_fractions
 from distill.objectives.kd import none
@@ -38,14 +39,19 @@ class Replacement:
     batch.
 
     Each layer is active with a probability that rises linearly from `start` to 1 at the fraction `until` of the steps;
-    from then on the student is trained without the teacher's layers. If no layer is drawn, one is chosen at random,
-    since the student would learn nothing from such a batch. `steps` counts batches.
+    from then on the student is trained without the teacher's layers. If no layer is drawn that can learn, one is chosen
+    at random, since the student would learn nothing from such a batch.
+
+    Args:
+        learns: for each of the student's layers whether it can learn: not if it is left out.
+        steps: number of batches.
     """
 
-    def __init__(self, layers: int, steps: int, seed: int, start: float, until: float) -> None:
-        self.layers, self.steps, self.seed = layers, steps, seed
+    def __init__(self, learns: Sequence[bool], steps: int, seed: int, start: float, until: float) -> None:
+        self.layers, self.steps, self.seed = len(learns), steps, seed
+        self.learning = [layer for layer, can_learn in enumerate(learns) if can_learn]
         self.start, self.until = start, until
-        self.standing_in = (True,) * layers
+        self.standing_in = (True,) * self.layers
 
     def rate(self, step: int) -> float:
         """The probability in step number `step`, counted from 0."""
@@ -57,7 +63,7 @@ class Replacement:
         for step, batch in enumerate(batches):
             rng = random.Random(f"{self.seed}/{step}")
             standing_in = [rng.random() < self.rate(step) for _ in range(self.layers)]
-            standing_in[rng.randrange(self.layers)] |= not any(standing_in)
+            standing_in[rng.choice(self.learning)] |= not any(standing_in[layer] for layer in self.learning)
             self.standing_in = tuple(standing_in)
             yield batch
 
@@ -117,11 +123,19 @@ def check_replaceable(student: Any, teacher: Any) -> None:
             "one another: choose another objective"
         )
     layer_maps.uniform(student.num_hidden_layers, teacher.num_hidden_layers)
+    if not any(_learning(student)):
+        raise ValueError("all layers of the student are left out, and nothing else is trained: keep one of them")
     if student.hidden_size != teacher.hidden_size:
         raise ValueError(
             f"the student's layers take the place of the teacher's, but they are {student.hidden_size} wide, not "
             f"{teacher.hidden_size}: take a student of the teacher's width"
         )
+
+
+def _learning(student: Any) -> list[bool]:
+    """For each layer of a student with this configuration whether it can learn."""
+    is_ours = family_of(student).students_of is not None
+    return [not (is_ours and is_left_out(student, layer)) for layer in range(student.num_hidden_layers)]
 
 
 def _replaceable_forward(
@@ -155,6 +169,6 @@ def replaced_layers(
 ) -> Iterator[Callable[[Iterable[Batch]], Iterable[Batch]]]:
     """The training context of `theseus`, see `distill.objectives.spec.TrainingContext`."""
     start, until = float(settings["start"]), float(settings["until"])
-    replacement = Replacement(student.config.num_hidden_layers, steps, seed, start, until)
+    replacement = Replacement(_learning(student.config), steps, seed, start, until)
     with replacing(student, teacher, replacement):
         yield replacement.drawn

@@ -3,10 +3,10 @@
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from distill.training.recipe import Recipe, steps_of_epochs
-from nas.config.values import Corpora, PositiveFraction, Steps, Table, UnitFloat, Weight, distinct
+from nas.config.values import Corpora, Distinct, PositiveFraction, Steps, Table, UnitFloat, Weight
 
 # The fields of a recipe that a table has under the same name; the others follow from the number of rows.
 RECIPE_FIELDS = {field.name for field in fields(Recipe)} - {"steps", "early_stopping_patience", "eval_steps"}
@@ -119,7 +119,7 @@ class OneShotTable(RecipeTable):
     """
 
     sandwich: bool = False
-    widths: Annotated[tuple[PositiveFraction, ...], AfterValidator(distinct)] = ()
+    widths: Distinct[PositiveFraction] = ()
     inheritance: Literal["sliced", "compensated"] = "sliced"
     rows: Annotated[int, Field(ge=1)] | None = None
 

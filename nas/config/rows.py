@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from distill.defaults import LABEL, TEXT
 from distill.tasks.splits import THRESHOLD
 from foundation.errors import shortened
-from nas.config.values import Table, distinct
+from nas.config.values import Distinct, Table
 
 
 def _class_weights(value: Any) -> Any:
@@ -49,7 +49,7 @@ class RowsTable(Table):
     multi_label: bool = False
     embeddings: bool = False
     reranking: bool = False
-    labels: Annotated[tuple[str, ...], AfterValidator(distinct)] | None = None
+    labels: Distinct[str] | None = None
     metric: str | None = None
     threshold: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = THRESHOLD
     class_weights: Annotated[str | dict[str, float] | None, BeforeValidator(_class_weights)] = None

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from nas.config.values import PositiveFraction, SamplerName, Table, UnitFloat, distinct
+from nas.config.values import Distinct, PositiveFraction, SamplerName, Table, UnitFloat
 
 # Those keys of a stage that are settings of its sampler; each sampler has its own (`nas.samplers.Proposer.settings`).
 SAMPLER_SETTINGS = ("exploration", "leaf_size", "first_random", "refit_every")
@@ -53,7 +53,7 @@ class StageTable(Table):
     confirm: Annotated[int, Field(ge=1)] = 3
     confirm_seeds: Annotated[int, Field(ge=0)] = 2
     mutation_rate: UnitFloat | None = None
-    rungs: Annotated[tuple[PositiveFraction, ...], AfterValidator(distinct)] = ()
+    rungs: Distinct[PositiveFraction] = ()
     stop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
 
     def sampler_settings(self) -> dict[str, float]:

@@ -3,9 +3,19 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+)
 
 from foundation.errors import did_you_mean, shortened
 from search_spaces.architecture import ArchitectureError
@@ -134,7 +144,9 @@ def _sampler(value: str) -> str:
 
 PositiveFraction = Annotated[Fraction, BeforeValidator(_positive_fraction), PlainSerializer(str)]
 ExpertsTable = Annotated[Experts, PlainValidator(_experts), PlainSerializer(Experts.to_json)]
-Choices = Annotated[tuple[T, ...], Field(min_length=1), AfterValidator(distinct)]
+# No value is chosen more often than the others because it is given twice.
+Distinct = Annotated[tuple[T, ...], AfterValidator(distinct)]
+Choices = Annotated[Distinct[T], Field(min_length=1)]
 # Choices for a number of experts that a whole architecture has.
 ExpertCounts = Choices[Annotated[int, Field(strict=True, ge=1, le=MOST_EXPERTS)]]
 # Choices for the number of attention heads of a layer.
@@ -160,7 +172,21 @@ Corpora = Annotated[
 SamplerName = Annotated[str, AfterValidator(_sampler)]
 
 
+def _of_numbers(kind: Any) -> bool:
+    """Whether values of this type are numbers, or contain any."""
+    return kind in (int, float) or any(map(_of_numbers, get_args(kind)))
+
+
 class Table(BaseModel):
-    """A table of a configuration, in which unknown keys are refused."""
+    """A table of a configuration, in which unknown keys are refused, and true and false where numbers belong."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_not_one(cls, value: Any, info: ValidationInfo) -> Any:
+        if _of_numbers(cls.model_fields[str(info.field_name)].annotation):
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(one, bool):
+                    raise ValueError(f"must be a number, not {str(one).lower()}")
+        return value

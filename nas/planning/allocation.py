@@ -69,14 +69,19 @@ class PredictedLosses:
     def of_ffn(self, layer: int, ffn: FFN) -> float:
         """The predicted loss of a layer with this FFN. It depends on the width and on the activation, or the operation
         whose output `project` reads; if that is no activation, on the base graph's. Nothing else in the graph counts,
-        nor do further blocks or experts; a width beyond those of the table counts as its widest.
+        nor do further blocks or experts. A width beyond those of the table counts as its widest, but the base model's
+        own width and activation lose nothing.
         """
         if ffn.stack == 0:
             return float(self.losses[self.activation][layer][0])
         graph = ffn.graph
         read = graph.nodes[graph.nodes[graph.find("project")].inputs[0]].op
-        losses = self.losses.get(graph.activation or read, self.losses[self.activation])[layer]
-        return float(losses[min(ffn.inner(self.base), len(losses) - 1)])
+        operation = graph.activation or read
+        operation = operation if operation in self.losses else self.activation
+        losses, width = self.losses[operation][layer], ffn.inner(self.base)
+        if width >= len(losses) and (width, operation) == (self.base.inner, self.activation):
+            return 0.0
+        return float(losses[min(width, len(losses) - 1)])
 
     def of_embedding(self, embedding: Embedding) -> float:
         return 0.0 if embedding == FULL or not self.ranks else float(self.ranks[0][embedding.rank])

@@ -50,8 +50,7 @@ def describe(
         "macs_linear": cost.macs_linear(architecture, tokens),
         "macs": cost.macs(architecture, tokens, num_labels, head),
         "flops": cost.flops(architecture, tokens),
-        # Without linear maps, as all layers are left out, it is endless, for which JSON has no number.
-        "speedup": cost.speedup(architecture) if cost.macs_linear(architecture, tokens) else None,
+        "speedup": cost.speedup(architecture),
         "head_experts": architecture.head.experts,
         "embedding_rank": architecture.embedding.rank,
         "layers": [

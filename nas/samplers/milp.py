@@ -58,9 +58,11 @@ class WeightedAllocation(RandomSampler):
         scored = self.scored(observations)
         if self.losses and self.allocate and scored and len(observations) % TURNS:
             losses = np.array([self.losses(architecture) for _, architecture in scored])
-            near = losses.sum(axis=1) <= NEAR * losses.sum(axis=1).min()
-            targets = 1 - np.array([score for score, _ in scored])
-            for weights in drawn_weights(losses[near], targets[near], np.random.default_rng(rng.randrange(2**32))):
+            sums, targets = losses.sum(axis=1), 1 - np.array([score for score, _ in scored])
+            # The base model, which loses nothing whatever the weights are, says nothing about them.
+            near = (sums > 0) & (sums <= NEAR * sums.min(initial=np.inf, where=sums > 0))
+            generator = np.random.default_rng(rng.randrange(2**32))
+            for weights in drawn_weights(losses[near], targets[near], generator) if near.any() else ():
                 allocation = self.allocate(weights)
                 if allocation is not None:
                     yield allocation

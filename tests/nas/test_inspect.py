@@ -12,9 +12,8 @@ import pytest
 from distill.tasks.types import TASK_TYPES
 from nas.inspect import main
 from nas.report.architecture import describe
-from search_spaces import FFN, PUBLISHED, Architecture, Base, Embedding, Experts, cost
+from search_spaces import FFN, PUBLISHED, Architecture, Attention, Base, Embedding, Experts, Layer, cost
 from search_spaces.formula import layers_latex
-from search_spaces.layer import Attention, Layer
 from tests.commands import Refused
 
 COSTS = {

@@ -179,7 +179,7 @@ def test_layers_with_fewer_heads_stand_in_for_the_teachers() -> None:
     logits = {}
     for drawn in ((False, False, True), (False, True, False), (True, True, True)):
         for model in (student, whole):
-            replacement = Replacement(3, steps=1, seed=0, start=0.0, until=1.0)
+            replacement = Replacement([True] * 3, steps=1, seed=0, start=0.0, until=1.0)
             replacement.standing_in = drawn
             with replacing(model, other, replacement):
                 logits[model] = model(**inputs(batch())).logits

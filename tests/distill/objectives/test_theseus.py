@@ -1,6 +1,7 @@
 """BERT-of-Theseus: which layers compute, which learn, and what is left."""
 
 from collections import Counter
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,8 @@ from distill.training.loop import train
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
 from distill.training.teacher import TeacherError
+from search_spaces import FFN, Architecture, Attention, Layer
+from supernet.build import base_of_teacher, build
 from tests.renamed import of_every_kind
 from tests.tiny import batch, bert, inputs, shaken
 
@@ -30,7 +33,7 @@ def pair() -> tuple[Any, Any]:
 
 
 def drawn(*standing_in: bool) -> Replacement:
-    replacement = Replacement(len(standing_in), 10, 0, start=0.3, until=0.75)
+    replacement = Replacement([True] * len(standing_in), 10, 0, start=0.3, until=0.75)
     replacement.standing_in = standing_in
     return replacement
 
@@ -65,7 +68,7 @@ def test_only_its_own_layers_learn(accelerator: Accelerator) -> None:
     student, teacher = pair()
     before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
     own = {name: weight.clone() for name, weight in student.state_dict().items()}
-    replacement = Replacement(2, 6, 0, start=0.3, until=0.75)
+    replacement = Replacement([True] * 2, 6, 0, start=0.3, until=0.75)
     batches = (batch(8, seed=seed) for seed in range(6))
     with replacing(student, teacher, replacement):
         train(
@@ -85,7 +88,7 @@ def test_only_its_own_layers_learn(accelerator: Accelerator) -> None:
 
 
 def test_rate_rises_and_draws_follow_it() -> None:
-    replacement = Replacement(3, 1000, 0, start=0.25, until=0.5)
+    replacement = Replacement([True] * 3, 1000, 0, start=0.25, until=0.5)
     assert [replacement.rate(step) for step in (0, 250, 500, 999)] == [0.25, 0.625, 1.0, 1.0]
     counts: Counter[int] = Counter()
     for step, _ in enumerate(replacement.drawn([{}] * 1000)):
@@ -118,10 +121,33 @@ def test_accumulated_batches_do_not_shorten_the_schedule(
 
 def test_draws_hang_on_the_step_alone() -> None:
     def draws(first: int) -> list[tuple[bool, ...]]:
-        replacement = Replacement(4, 20, 7, start=0.3, until=0.75)
+        replacement = Replacement([True] * 4, 20, 7, start=0.3, until=0.75)
         return [replacement.standing_in for _ in replacement.drawn([{}] * 20)][first:]
 
     assert draws(0)[5:] == draws(5)
+
+
+def test_a_layer_that_is_left_out_does_not_stand_in_alone(accelerator: Accelerator) -> None:
+    """It has nothing to learn, so that a batch in which only such layers stand in would have no gradient."""
+    teacher = bert(2, num_hidden_layers=4)
+    student = left_out(teacher, [1, 2])
+    replacement = Replacement([True, False, False, True], 20, 0, start=0.0, until=1.0)
+    batches = (batch(2, seed=seed) for seed in range(20))
+    with replacing(student, teacher, replacement):
+        train(student, replacement.drawn(batches), hard_labels(), Recipe(steps=20), accelerator=accelerator)
+    with (
+        pytest.raises(ValueError, match="all layers of the student are left out, and nothing else is trained"),
+        replacing(left_out(teacher, range(4)), teacher, replacement),
+    ):
+        pass
+
+
+def left_out(teacher: Any, layers: Iterable[int]) -> Any:
+    """A student of which these layers have neither heads nor an FFN."""
+    base, _ = base_of_teacher(teacher.config)
+    whole, nothing = Layer(Attention(base.heads)), Layer(Attention(0), FFN(stack=0))
+    architecture = Architecture(base, tuple(nothing if layer in layers else whole for layer in range(base.depth)))
+    return shaken(build(architecture, num_labels=3, template=teacher.config))
 
 
 @pytest.mark.parametrize(

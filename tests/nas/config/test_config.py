@@ -258,6 +258,17 @@ REFUSED: dict[str, list[object]] = {
         ("space.expansions", ["-1/4"], "must be a fraction such as"),
         ("space.expansions", ["1e-999999999"], "must be a fraction such as"),
         ("space.expansions", [True], 'must be a fraction such as "1/8", not True'),
+        ("space.expansions", ["1/4", 0.25], "space.expansions: 1/4 is given twice"),
+        ("space.experts", [{"count": 1}, {"count": 1}], "space.experts: dense is given twice"),
+        ("one_shot.widths", ["1", 1], "one_shot.widths: 1 is given twice"),
+        ("space.stacks", [1, 1.0], "space.stacks: 1 is given twice"),
+        *(
+            (place, value, f"{place}: must be a number, not true")
+            for place, value in (
+                *((place, True) for place in ("seed", "dropout", "stage1.trials", "candidate.steps", "trial_timeout")),
+                *((f"space.{choices}", [2, True]) for choices in ("stacks", "heads", "ranks")),
+            )
+        ),
         ("space.uniform", "half", "space.uniform: must be a fraction such as \"1/8\", not 'half'"),
         ("space.stacks", [1, -1], "space.stacks.1: "),
         (

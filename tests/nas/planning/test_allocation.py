@@ -219,5 +219,6 @@ def test_only_one_block_is_considered() -> None:
 
 def test_a_width_beyond_the_table_counts_as_its_widest() -> None:
     table = replace(losses(), losses={"gelu": [np.linspace(1, 0.1, 20)] * 3})
-    assert table.of_ffn(0, FFN(GELU)) == table.of_ffn(0, FFN(GELU, 1, Fraction(1, 2))) == 0.1
+    wide, half = (FFN(GELU, 1, expansion) for expansion in (Fraction(3, 4), Fraction(1, 2)))
+    assert table.of_ffn(0, wide) == table.of_ffn(0, half) == 0.1
     assert table.of_ffn(0, FFN(GELU, 1, Fraction(1, 4))) == np.linspace(1, 0.1, 20)[12]

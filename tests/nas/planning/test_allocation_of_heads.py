@@ -166,6 +166,18 @@ def test_fewer_layers_are_whole_or_left_out(share: float) -> None:
     assert (len(fitting) == 8) == (share == 1.0)
 
 
+def test_a_whole_layer_loses_nothing_where_only_narrow_ones_were_measured() -> None:
+    """As a layer of half its width loses much, it would otherwise be left out."""
+    half = BASE.inner // 2
+    curves = [np.linspace(start, end, 1 + half) for start, end in ((1.0, 0.9), (0.5, 0.1), (1.0, 0.9))]
+    table = replace(losses(), losses={"gelu": curves, "relu": curves}, heads=[np.zeros(BASE.heads + 1)] * 3)
+    genes = {"stack": (0, 1), "expansion": WIDTHS[1:], "heads": (0, 1)}
+    found = fewest_layers(Space(BASE, genes, 1, MOST - 1), table)
+    assert found is not None and [layer.left_out for layer in found.layers] == [False, True, False]
+    assert table.of(found) == 0.5
+    assert table.of(Architecture.uniform(BASE, graph=RELU)) == pytest.approx(0.9 + 0.1 + 0.9)  # the widest measured
+
+
 def test_layers_that_cannot_be_left_out() -> None:
     for genes in ({"stack": (1,), "heads": (0, 4)}, {"stack": (0, 1), "heads": (1, 4)}):
         within = Space(BASE, {"expansion": WIDTHS, **genes}, 1, MOST)

@@ -72,3 +72,17 @@ def test_what_is_proposed() -> None:
     third = next(sampler.propose(scored, random.Random(3)))
     assert len(asked) == 2
     assert third in set(neighbours(SPACE, members[1], random.Random(0)))
+
+
+def test_the_base_model_which_loses_nothing_says_nothing() -> None:
+    whole, other = (SPACE.sample(random.Random(seed)) for seed in (0, 1))
+    for observations in ([observation(whole, 1.0)], [observation(whole, 1.0), observation(other, 0.8)]):
+        asked: list[np.ndarray] = []
+        sampler = WeightedAllocation(
+            SPACE,
+            0,
+            losses=lambda one: np.array([0.0, 0.0] if one == whole else [0.1, 0.05]),
+            allocate=lambda weights, asked=asked: asked.append(weights),
+        )
+        next(sampler.propose(observations, random.Random(3)))
+        assert bool(asked) == (len(observations) > 1) and np.isfinite(asked).all()
