@@ -132,6 +132,7 @@ def _check_size(model_class: Any, config: Any, folder: Path, strict: bool) -> No
     try:
         with torch.device("meta"), no_init_weights():
             model: PreTrainedModel = getattr(model_class, "from_config", model_class)(config)
+            model.tie_weights()  # what the files have once
     except UNREADABLE as error:
         raise WeightsError(f"config.json describes no model: {reason(error)}") from None
     needed = sum(value.numel() for name, value in model.named_parameters() if _needed(model, name, strict))
