@@ -82,8 +82,8 @@ def load_weights(model_class: Any, source: str, config: Any, *, strict: bool = F
     Args:
         model_class: a class of transformers, or one of its `AutoModelFor...`.
         source: a folder, or a name on the hub.
-        strict: whether all weights must be there. Otherwise only those under the model's `base_model_prefix` must,
-            except the pooler's; a pooler or head that is missing or of another shape is newly initialized.
+        strict: whether all weights must be there. Otherwise only those of the base model must, except the pooler's; a
+            pooler or head that is missing or of another shape is newly initialized.
 
     Raises:
         WeightsError: as `check_config`; or there are no readable weights, some are missing, of another shape, or not
@@ -121,7 +121,7 @@ def load_weights(model_class: Any, source: str, config: Any, *, strict: bool = F
 
 
 def _needed(model: PreTrainedModel, name: str, strict: bool) -> bool:
-    prefix = f"{model.base_model_prefix}."
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     return strict or (name.startswith(prefix) and not name.startswith(f"{prefix}pooler."))
 
 
@@ -132,6 +132,7 @@ def _check_size(model_class: Any, config: Any, folder: Path, strict: bool) -> No
     try:
         with torch.device("meta"), no_init_weights():
             model: PreTrainedModel = getattr(model_class, "from_config", model_class)(config)
+            model.tie_weights()  # what the files have once
     except UNREADABLE as error:
         raise WeightsError(f"config.json describes no model: {reason(error)}") from None
     needed = sum(value.numel() for name, value in model.named_parameters() if _needed(model, name, strict))

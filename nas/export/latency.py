@@ -65,7 +65,8 @@ def timings(
                 forward(batch)
                 seconds[key].append(time.perf_counter() - begun)
         for key, passes in seconds.items():
-            result.append(Timing(*key, size, *(1e3 * quartile for quartile in quantiles(passes, n=4))))
+            quartiles = quantiles(passes, n=4, method="inclusive")
+            result.append(Timing(*key, size, *(1e3 * quartile for quartile in quartiles)))
     return result
 
 

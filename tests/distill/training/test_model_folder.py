@@ -66,6 +66,19 @@ def test_weights_that_are_not_the_models(changed: Callable[[Weights], Weights], 
             read(folder)
 
 
+def test_an_encoder_without_a_head_has_all_weights_but_the_poolers(folder: Path) -> None:
+    bert(1).base_model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    without_pooler = {name: tensor for name, tensor in weights.items() if not name.startswith("pooler.")}
+    save_file(without_pooler, file, metadata={"format": "pt"})
+    assert load_unchanged(str(folder)).pooler is None
+    del weights["encoder.layer.1.output.dense.bias"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(TeacherError, match=r"encoder.layer.1.output.dense.bias is missing"):
+        load_unchanged(str(folder))
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

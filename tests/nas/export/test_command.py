@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
 from distill.tasks.encoding import load_encoded
+from distill.tasks.types import TASK_TYPES
 from distill.training.evaluation import split_batches
 from nas.config.load import load_config
 from nas.export.command import main
@@ -248,6 +250,20 @@ def test_a_mixture_without_a_study(mixture: Path, tmp_path: Path, capsys: pytest
     assert "4, token_gate, top 1" in card and "## Results" not in card and "## Export" in card
     found = json.loads((out / "latency.json").read_text())
     assert {timing["model"] for timing in found["timings"]} == {"student"} and found["predicted_speedup"] is None
+
+
+def test_masked_words(tmp_path: Path) -> None:
+    """The output embedding is the word embedding, which the file has once."""
+    folder = tmp_path / "words"
+    folder.mkdir()
+    model = build(Architecture.uniform(BASE), TASK_TYPES["masked_lm"])
+    model.save_pretrained(folder)
+    tokenizer(folder, [f"word{number}" for number in range(45)]).save_pretrained(folder)
+    assert run(main, folder, "--out", tmp_path / "out", "--skip-latency") == 0
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.pipeline_tag == "fill-mask" and "AutoModelForMaskedLM.from_pretrained" in card.text
+    loaded = load_file(tmp_path / "out" / "model.safetensors")
+    torch.testing.assert_close(loaded["cls.predictions.bias"], model.cls.predictions.bias.data)
 
 
 def test_fewer_heads_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 from functools import partial
 
+import pytest
 import torch
 
 from nas.export.latency import INT8, ONNX, STUDENT, TEACHER, TORCH, LatencyReport, Timing, timings
@@ -25,6 +26,13 @@ def test_models_take_turns_and_warm_up() -> None:
         (model, form, size) for size in BATCHES for model, form in keys
     ]
     assert all(0 <= timing.lower_ms <= timing.median_ms <= timing.upper_ms for timing in measured)
+
+
+def test_quartiles_of_two_rounds_are_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter((0.0, 0.001, 5.0, 5.009))
+    monkeypatch.setattr("time.perf_counter", lambda: next(moments))
+    (timing,) = timings({(STUDENT, TORCH): lambda batch: None}, vocabulary=10, tokens=7, batches=(1,), rounds=2)
+    assert (timing.lower_ms, timing.median_ms, timing.upper_ms) == pytest.approx((3, 5, 7))
 
 
 def report(**changes: object) -> LatencyReport:
