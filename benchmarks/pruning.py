@@ -149,7 +149,7 @@ class Pruned:
             return pruned(limit.maximum)
         whole = Architecture.uniform(base, graph)
         least = Layer(
-            Attention(0) if HEADS in teacher.units else whole.layers[0].attention,
+            Attention(1) if HEADS in teacher.units else whole.layers[0].attention,
             FFN(graph, expansion=Fraction(1, base.inner)),
         )
         smallest = replace(whole, layers=(least,) * base.depth)
