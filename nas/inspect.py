@@ -99,6 +99,10 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     its_parser = parser()
     options = its_parser.parse_args(argv)
+    of_costs = ("tokens", "labels", "head")
+    given = [name for name in of_costs if getattr(options, name) != its_parser.get_default(name)]
+    if given and (options.singular_values or options.latex):
+        its_parser.error(f"--{given[0]}: is for costs, which --singular-values and --latex do not show: leave it out")
     try:
         load_extensions()
         if options.singular_values:

@@ -24,12 +24,18 @@ QUANTILE = 0.99
 
 
 class Computed(NamedTuple):
-    """What a model with L layers of width D and H heads computes for T tokens: the attention of the last layer, by
-    query and key, and the output of every layer's FFN after residual connection and LayerNorm.
+    """What a model with L layers of width D computes for T tokens: the attention of the last layer that has heads, H of
+    them, by query and key, and the output of every layer's FFN after residual connection and LayerNorm.
+
+    Attributes:
+        attending: the number of that layer, from 1; 0 if no layer has heads.
+        relative: whether the attention has terms of relative positions, which are left out.
     """
 
     attention_HTT: np.ndarray
     outputs_LTD: np.ndarray
+    attending: int
+    relative: bool
 
 
 def trained(checkpoint: Path) -> Section:
@@ -40,13 +46,22 @@ def trained(checkpoint: Path) -> Section:
     except UserError as error:
         return Section("trained", title, [f"Attention and FFN outputs are left out: {error}."])
     of = f"of teacher and student for the sentence: {' '.join(tokens)}"
-    attention = "Attention in the last layer, by head (EfficientBERT, figure 7). Each row is a token that attends."
+    layers = ", ".join(
+        f"{name}: {f'layer {one.attending} of {len(one.outputs_LTD)}' if one.attending else 'no layer has heads'}"
+        for name, one in models.items()
+    )
+    attention = (
+        f"Attention in the last layer with heads ({layers}), by head (EfficientBERT, figure 7). Each row is a token "
+        f"that attends.{' Terms of relative positions are left out.' * any(one.relative for one in models.values())}"
+    )
     outputs = (
         "Outputs of the last layer's FFN, after residual connection and LayerNorm (EfficientBERT, figure 8). The scale "
         f"ends at the {QUANTILE:.0%} quantile."
     )
     parts: list[Part] = [
-        Picture("attention", draw_attention(tokens, models), f"Attention in the last layers {of}", attention),
+        Picture(
+            "attention", draw_attention(tokens, models), f"Attention in the last layers with heads {of}", attention
+        ),
         Picture("ffn-outputs", draw_outputs(tokens, models), f"Outputs of the last layers' FFNs {of}", outputs),
     ]
     one_LTD, other_LTD = (model.outputs_LTD for model in models.values())
@@ -89,18 +104,26 @@ def of_model(model: Any, batch: Any) -> Computed:
     """What a model computes for a batch of one sentence without padding."""
     import torch
 
-    from distill.encoders.parts import encoder_layers
-    from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, of_layers, run
+    from distill.encoders.family import family_of
+    from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, run
 
-    last = of_layers(ATTENTION_SCORES, [len(encoder_layers(model))])
+    family = family_of(model)
     with torch.inference_mode():
-        outputs = run(model, batch, last | {HIDDEN_STATES})
-        attention_HTT = outputs.attention_scores[-1][0].float().softmax(dim=-1)
-        return Computed(attention_HTT.numpy(), torch.cat(outputs.hidden_states[1:]).float().numpy())
+        outputs = run(model, batch, frozenset({ATTENTION_SCORES, HIDDEN_STATES}))
+        scores = {layer: each for layer, each in enumerate(outputs.attention_scores, start=1) if each.numel()}
+        attending, tokens = max(scores, default=0), batch["input_ids"].shape[1]
+        scores_HTT = scores[attending][0] if scores else torch.empty(0, tokens, tokens)
+        return Computed(
+            scores_HTT.float().softmax(dim=-1).numpy(),
+            torch.cat(outputs.hidden_states[1:]).float().numpy(),
+            attending,
+            bool(family.relative_positions(model.config)) or family.shares_position_biases,
+        )
 
 
 def draw_attention(tokens: Sequence[str], models: Mapping[str, Computed]) -> "Figure":
-    """A map (T, T) for each head, on one scale: a row for each model."""
+    """A map (T, T) for each head, on one scale: a row for each model with heads."""
+    models = {name: one for name, one in models.items() if one.attending}
     heads = max(len(one.attention_HTT) for one in models.values())
     drawn = figure(1.2 + 1.1 * heads, 3.2)
     axes = drawn.subplots(len(models), heads, squeeze=False)

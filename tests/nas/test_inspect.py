@@ -163,6 +163,11 @@ def test_latex(capsys: pytest.CaptureFixture[str]) -> None:
         (["base", "--tokens", "513"], "not 513"),
         (["base", "--tokens", "many"], "invalid int value: 'many'"),
         (["base", "--labels", "0"], "--labels: must be a whole number of at least 1, not '0'"),
+        (
+            ["base", "--latex", "--tokens", "64"],
+            "--tokens: is for costs, which --singular-values and --latex do not show",
+        ),
+        (["base", "--singular-values", "--labels", "2"], "--labels: is for costs"),
         (["base", "--head", "tags"], "--head: unknown task type 'tags' (task types: classification, "),
         ([], "required: ARCH"),
     ],

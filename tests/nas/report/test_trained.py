@@ -1,12 +1,20 @@
 """The trained student beside its teacher: attention and FFN outputs (EfficientBERT, figures 7 and 8)."""
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn.functional import cosine_similarity
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+)
 
 from foundation.files import save_pretrained
 from nas.config.load import load_config
@@ -14,13 +22,14 @@ from nas.preparation.context import preparation_context
 from nas.preparation.teacher import prepare_data
 from nas.report import command
 from nas.report.page import Picture
-from nas.report.trained import trained
-from search_spaces import Architecture
+from nas.report.trained import draw_attention, of_model, trained
+from search_spaces import FFN, GELU, Architecture
+from search_spaces.layer import Attention, Layer
 from supernet.build import base_of_teacher, build
 from tests.nas.report import synthetic
 from tests.nas.rows import DEV, sentences, study
 from tests.nas.tiny_study import TinyStudy
-from tests.tiny import shaken
+from tests.tiny import BASE, SIZES, batch, bert, shaken
 
 
 def test_figures_7_and_8(tiny_study: TinyStudy, tmp_path: Path) -> None:
@@ -64,3 +73,25 @@ def test_figures_7_and_8(tiny_study: TinyStudy, tmp_path: Path) -> None:
     synthetic.write(tmp_path / "demo", trials=0, unfinished=True)
     assert command.main([str(tmp_path / "demo"), "--checkpoint", str(checkpoint)]) == 0
     assert {"attention.png", "ffn-outputs.png"} <= {file.name for file in (tmp_path / "demo" / "report").iterdir()}
+
+
+def test_layers_without_heads() -> None:
+    """The attention is that of the last layer that has heads, and a model without any has no row."""
+    base = replace(BASE, depth=2)
+    few, none = (Layer(Attention(heads), FFN(GELU, 1, Fraction(1, 2))) for heads in (2, 0))
+    sentence = {name: values[:1] for name, values in batch().items()}
+    teacher = of_model(bert(), sentence)
+    assert (teacher.attending, teacher.relative) == (2, False)
+    for layers, attending in (((few, none), 1), ((few, Layer(Attention(0), FFN(stack=0))), 1), ((none, none), 0)):
+        student = of_model(shaken(build(Architecture(base, layers))).eval(), sentence)
+        assert (student.attending, student.outputs_LTD.shape) == (attending, teacher.outputs_LTD.shape)
+        drawn = draw_attention(["a"] * 9, {"teacher": teacher, "student": student})
+        shown = [axis.get_title() for axis in drawn.axes if axis.images]
+        assert sum(title.startswith("student") for title in shown) == 2 * attending
+        assert sum(title.startswith("teacher") for title in shown) == 4
+
+
+def test_terms_of_relative_positions() -> None:
+    config = DebertaV2Config(**SIZES, relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4)
+    sentence = {name: values[:1] for name, values in batch().items()}
+    assert of_model(DebertaV2ForSequenceClassification(config).eval(), sentence).relative
