@@ -155,7 +155,8 @@ def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str
         raise RowsError(f"{argument}: is a dictionary of {splits}: give one of its splits, such as data['train']")
     if isinstance(data, pandas.DataFrame):
         data = data.to_dict("records")
-    features = {name: one for name, one in (getattr(data, "features", None) or {}).items() if name in columns}
+    features = getattr(data, "features", None)  # of a column of a `Dataset`, not by name
+    features = {name: one for name, one in features.items() if name in columns} if isinstance(features, Mapping) else {}
     # Of a class, or of a list of classes.
     of_classes = {name: getattr(one, "feature", one) for name, one in features.items()}
     names = {name: one.names for name, one in of_classes.items() if hasattr(one, "names")}

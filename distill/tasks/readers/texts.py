@@ -28,7 +28,7 @@ def read_paragraphs(source: str | Path) -> Iterator[str]:
     files, name = _places(source)
     documents: Iterable[Iterable[str]] = map(lines_of, files)
     if name:  # some rows at a time
-        documents = (text.split("\n") for batch in _table(name).iter(1000) for text in batch["text"])
+        documents = (text.split("\n") for batch in _table(name).iter(1000) for text in batch["text"] if text)
     between, any_text = True, False
     for document in documents:
         for line in chain(document, [""]):

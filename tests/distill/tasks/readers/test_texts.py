@@ -58,7 +58,7 @@ def test_a_table_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A name on the hub is told from a folder; here it stands for a folder below the one that is current."""
     for name, column in (("text", "text"), ("other", "body")):
         (tmp_path / name).mkdir()
-        table = pyarrow.table({column: ["", " = Title = \n", "One.\nTwo.\n"]})
+        table = pyarrow.table({column: ["", " = Title = \n", None, "One.\nTwo.\n"]})
         parquet.write_table(table, tmp_path / name / "train-00000-of-00001.parquet")
     monkeypatch.chdir(tmp_path)
     assert read_text("./text:default") == ["One.", "Two."]
