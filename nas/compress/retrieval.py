@@ -72,10 +72,10 @@ def pairs_of(data: Any, ranked: bool = False) -> Pairs:
         columns = read_columns(Path(data), names)
     else:
         rows = rows_of(data, "retrieval", ())
-        for row in rows:
-            if "relevant" in row:
-                value = row["relevant"]
-                row["relevant"] = str(value.item() if hasattr(value, "item") else value)
+        for pair in rows:
+            if "relevant" in pair:
+                value = pair["relevant"]
+                pair["relevant"] = str(value.item() if hasattr(value, "item") else value)
         columns = {name: text_column(rows, "retrieval", name) for name in names}
     where = data if isinstance(data, str | Path) else "retrieval"
     numbers = {passage: number for number, passage in enumerate(dict.fromkeys(columns["passage"]))}
