@@ -10,7 +10,7 @@ from distill.defaults import LABEL, TEXT
 from distill.memory import HELD_OUT, SPLITS, RowsError, rows_of, write_rows
 from distill.tasks.long_texts import averaged
 from distill.tasks.readers.columns import SURROGATES
-from distill.tasks.readers.texts import lines_of
+from distill.tasks.readers.texts import check_text, lines_of
 from distill.tasks.splits import Split
 from distill.tasks.types import CLASSIFICATION, MULTI_LABEL, encode, task_type_of
 from distill.training.evaluation import rows_logits
@@ -23,9 +23,10 @@ def read_lines(path: Path) -> list[str]:
     """The different lines of a text file that are not empty.
 
     Raises:
-        distill.tasks.task.TaskError: it cannot be read.
+        distill.tasks.task.TaskError: it cannot be read, or is a table.
         RowsError: it has fewer than `HELD_OUT` of them.
     """
+    check_text(path)
     return different([line.strip() for line in lines_of(path)], f"{path}", "lines of text")
 
 

@@ -11,6 +11,7 @@ from datasets import Dataset
 from pandas import DataFrame
 
 from distill.memory import RowsError, rows_of
+from distill.tasks.task import TaskError
 from distill.tasks.types import get_task_type
 from distill.training.loop import make_accelerator
 from distill.training.teacher import load_model
@@ -122,6 +123,9 @@ def test_texts_in_memory(tmp_path: Path) -> None:
         texts_of(rows, "embeddings", "sentence")
     with pytest.raises(RowsError, match="unlabeled: 1 different texts are too few; at least 10 are needed"):
         texts_of(["a", "a ", ""], "unlabeled", "text")
+    (tmp_path / "texts.csv").write_text("text,label\n" + "".join(f"{text},1\n" for text in TEXTS))
+    with pytest.raises(TaskError, match=r"texts.csv: this is a table; write its texts to a .txt file"):
+        texts_of(tmp_path / "texts.csv", "unlabeled", "text")
     (tmp_path / "few").write_text("\none\n\ntwo\n\none")
     with pytest.raises(RowsError, match="few: 2 different lines of text are too few; at least 10 are needed"):
         texts_of(tmp_path / "few", "unlabeled", "text")
