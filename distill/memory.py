@@ -90,7 +90,7 @@ def source_of(model: Any, tokenizer: Any, folder: Path) -> str:
 
 
 def write_splits(
-    folder: Path, train: Any, dev: Any, columns: Sequence[str], by: Sequence[str] = ()
+    folder: Path, train: Any, dev: Any, columns: Sequence[str], by: Sequence[str] = (), classes: str | None = None
 ) -> tuple[Path, Path]:
     """Write rows with these columns as `write_rows` does.
 
@@ -111,7 +111,7 @@ def write_splits(
         splits[name] = [{column: row[column] for column in columns} for row in rows]
     if dev is None and (few := len(splits["train"])) < 2 * HELD_OUT:
         raise RowsError(f"train: {few} rows are too few to hold every tenth out; give dev, too")
-    return write_rows(folder, splits["train"], splits.get("dev"), by)
+    return write_rows(folder, splits["train"], splits.get("dev"), by, classes)
 
 
 def naming_memory(folder: Path, *models: str, held_out: bool) -> AbstractContextManager[None]:
@@ -155,7 +155,8 @@ def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str
         raise RowsError(f"{argument}: is a dictionary of {splits}: give one of its splits, such as data['train']")
     if isinstance(data, pandas.DataFrame):
         data = data.to_dict("records")
-    features = {name: one for name, one in (getattr(data, "features", None) or {}).items() if name in columns}
+    features = getattr(data, "features", None)  # of a column of a `Dataset`, not by name
+    features = {name: one for name, one in features.items() if name in columns} if isinstance(features, Mapping) else {}
     # Of a class, or of a list of classes.
     of_classes = {name: getattr(one, "feature", one) for name, one in features.items()}
     names = {name: one.names for name, one in of_classes.items() if hasattr(one, "names")}
@@ -168,8 +169,7 @@ def rows_of(data: Any, argument: str, columns: Collection[str]) -> list[dict[str
             raise RowsError(f"{argument}: row {len(rows) + 1} must be a dictionary, not {type(row).__name__}")
         named = dict(row)
         for column in names.keys() & row.keys():
-            value, known = row[column], names[column]
-            value = value.tolist() if hasattr(value, "tolist") else value
+            value, known = _listed(row[column]), names[column]
             several = value if isinstance(value, list) else [value]
             if any(one not in range(len(known)) for one in several):
                 raise RowsError(f"{argument}: row {len(rows) + 1} has no label in the column {column!r}, but {value!r}")
@@ -183,9 +183,13 @@ def write_rows(
     train: Sequence[Mapping[str, Any]],
     dev: Sequence[Mapping[str, Any]] | None = None,
     by: Sequence[str] = (),
+    classes: str | None = None,
 ) -> tuple[Path, Path]:
     """Write the rows to train.jsonl and dev.jsonl in a folder, each at the line of its number. Without dev rows, every
     tenth row becomes one, or all rows with every tenth text in the columns `by`, so that none is in both files.
+
+    Args:
+        classes: the column of classes, of which every one stays in train.jsonl.
 
     Raises:
         RowsError: there are too few texts, or JSON has no such value.
@@ -198,12 +202,28 @@ def write_rows(
             what = f"different texts in the column {' and '.join(map(repr, by))}"
             raise RowsError(f"{len(places)} {what} are too few to hold every tenth out")
         held = [places[key] % HELD_OUT == HELD_OUT - 1 for key in keys]
+        if classes is not None:
+            names = [{*_names(row[classes])} for row in train]
+            learned = set().union(*(some for some, out in zip(names, held, strict=True) if not out))
+            rare = {key for key, some in zip(keys, names, strict=True) if not some <= learned}
+            held = [out and key not in rare for key, out in zip(keys, held, strict=True)]
         parts = [(train, [not out for out in held]), (train, held)]
     one, two = (folder / f"{name}.jsonl" for name in SPLITS)
     for file, (rows, here) in zip((one, two), parts, strict=True):
         lines = (_line(file, *row) if kept else "\n" for row, kept in zip(enumerate(rows, 1), here, strict=True))
         file.write_text("".join(lines), encoding="utf-8")
     return one, two
+
+
+def _names(label: Any) -> Iterable[str]:
+    """The classes of a row, which may be several."""
+    label = _listed(label)
+    return map(str, label) if isinstance(label, list | tuple) else [str(label)]
+
+
+def _listed(value: Any) -> Any:
+    """An array or a tensor as a list, or a number of these as one."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _line(file: Path, number: int, row: Mapping[str, Any]) -> str:
@@ -221,7 +241,7 @@ def _plain(value: Any) -> Any:
         TypeError: it has several values.
     """
     if hasattr(value, "tolist"):
-        return value.tolist()
+        return _listed(value)
     if isinstance(value, Iterable):
         raise TypeError(f"it has {shortened(value)}, which is neither text nor a list")
     return None if pandas.isna(value) else str(value)

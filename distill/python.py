@@ -143,7 +143,9 @@ def distil(
         options = parser().parse_args(["--student", source("student", student), "--out", str(out)])
         options.teacher = None if teacher is None else source("teacher", teacher)
         texts = (text, *([pair] if pair else ()))
-        options.train, options.dev = write_splits(folder, train, dev, (*texts, label), by=texts)
+        options.train, options.dev = write_splits(
+            folder, train, dev, (*texts, label), by=texts, classes=None if regression else label
+        )
         options.set = [f"{name}={value}" for name, value in (settings or {}).items()]
         columns = {"text": text, "pair": pair, "label": label, "regression": regression, "multi_label": multi_label}
         weights = {"threshold": threshold, "class_weights": class_weights}

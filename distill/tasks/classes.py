@@ -119,11 +119,13 @@ def weighted(rows: Encoded, task: Task, chosen: str | Mapping[str, float]) -> En
         share_C = np.clip(has_NC.mean(axis=0), 1 / len(rows), 1 - 1 / len(rows))
         weights_NC = np.where(has_NC, 1 / share_C, 1 / (1 - share_C))
     else:
-        of_classes_C = np.ones(len(classes))
+        of_classes_C, names = np.ones(len(classes)), dict[int, str]()
         for name, weight in chosen.items():
             place = matched((name,), classes)
             if place is None:
                 raise TaskError(f"class weights: {shortened(name)} is not one of the classes {', '.join(classes)}")
+            if (other := names.setdefault(place[0], name)) != name:
+                raise TaskError(f"class weights: {shortened(other)} and {shortened(name)} are one class")
             of_classes_C[place[0]] = weight
         weights_NC = np.where(has_NC, of_classes_C, 1)
     weights = weights_NC if task.type.multi_label else weights_NC[has_NC]

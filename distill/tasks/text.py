@@ -28,7 +28,8 @@ def stored_text_key(sources: Sequence[str], tokenizer: Any, max_length: int, pac
     """
     # Truncation and padding are what the tokenizer was last called with.
     parts = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
-    return fingerprint(FORMAT, list(sources), parts, max_length, packed)
+    side = [] if packed or tokenizer.truncation_side == "right" else [tokenizer.truncation_side]
+    return fingerprint(FORMAT, list(sources), parts, max_length, packed, *side)
 
 
 def save_text(paragraphs: Iterable[str], tokenizer: Any, max_length: int, folder: Path, packed: bool = False) -> None:

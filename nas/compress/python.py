@@ -208,7 +208,9 @@ def _write_rows(
             del table["label"]
         texts = [table[name] for name in ("text", "pair") if name in table]
         named = [*texts, *([table["label"]] if "label" in table else [])]
-        files = write_splits(folder, given["train"], dev, named, by=texts[:1] if columns["reranking"] else texts)
+        by = texts[:1] if columns["reranking"] else texts
+        classes = None if columns["regression"] else table.get("label")
+        files = write_splits(folder, given["train"], dev, named, by, classes)
         return table | dict(zip(SPLITS, map(str, files), strict=True))
     name = "unlabeled" if given["embeddings"] is None else "embeddings"
     texts = texts_of(given[name], name, columns["text"])

@@ -30,6 +30,8 @@ ASYMMETRIC = "student's queries, teacher's passages"
 METRICS = (f"ndcg@{NEAREST}", f"mrr@{NEAREST}", f"recall@{NEAREST}")
 # Of the passages to rank, recall is the same for all rerankers if there are no more than `NEAREST`.
 OF_RERANKERS = METRICS[:2]
+# How files and libraries write whether a passage answers a query.
+RELEVANT = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}
 # Queries whose similarities with all passages are in memory at once.
 CHUNK = 500
 
@@ -70,21 +72,24 @@ def pairs_of(data: Any, ranked: bool = False) -> Pairs:
         columns = read_columns(Path(data), names)
     else:
         rows = rows_of(data, "retrieval", ())
-        rows = [row | {"relevant": str(row["relevant"])} if "relevant" in row else row for row in rows]
+        for pair in rows:
+            if "relevant" in pair:
+                value = pair["relevant"]
+                pair["relevant"] = str(value.item() if hasattr(value, "item") else value)
         columns = {name: text_column(rows, "retrieval", name) for name in names}
     where = data if isinstance(data, str | Path) else "retrieval"
     numbers = {passage: number for number, passage in enumerate(dict.fromkeys(columns["passage"]))}
-    passages: dict[str, dict[int, str]] = {}
+    passages: dict[str, dict[int, bool]] = {}
     relevant = columns.get("relevant", ["1"] * len(columns["query"]))
     for row, (query, passage, answers) in enumerate(
         zip(columns["query"], columns["passage"], relevant, strict=True), 1
     ):
-        if answers not in ("0", "1"):
+        if answers not in RELEVANT:
             raise TableError(
                 f"{where}: row {row} has {shortened(answers)} in the column 'relevant', which is not 0 or 1"
             )
-        passages.setdefault(query, {})[numbers[passage]] = answers
-    right = (frozenset(number for number, answers in some.items() if answers == "1") for some in passages.values())
+        passages.setdefault(query, {})[numbers[passage]] = RELEVANT[answers]
+    right = (frozenset(number for number, answers in some.items() if answers) for some in passages.values())
     return Pairs(
         tuple(passages), tuple(numbers), tuple(right), tuple(map(tuple, passages.values())) if ranked else None
     )

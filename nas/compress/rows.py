@@ -1,6 +1,6 @@
 """Reads texts without labels, and labels them with a classifier's predictions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +9,24 @@ import pandas
 from distill.defaults import LABEL, TEXT
 from distill.memory import HELD_OUT, SPLITS, RowsError, rows_of, write_rows
 from distill.tasks.long_texts import averaged
-from distill.tasks.readers.texts import lines_of
+from distill.tasks.readers.columns import SURROGATES
+from distill.tasks.readers.texts import check_text, lines_of
 from distill.tasks.splits import Split
 from distill.tasks.types import CLASSIFICATION, MULTI_LABEL, encode, task_type_of
 from distill.training.evaluation import rows_logits
 from distill.training.loop import make_accelerator
 from distill.training.teacher import check_positions, load_tokenizer, load_unchanged
+from foundation.errors import shortened
 
 
 def read_lines(path: Path) -> list[str]:
     """The different lines of a text file that are not empty.
 
     Raises:
-        distill.tasks.task.TaskError: it cannot be read.
+        distill.tasks.task.TaskError: it cannot be read, or is a table.
         RowsError: it has fewer than `HELD_OUT` of them.
     """
+    check_text(path)
     return different([line.strip() for line in lines_of(path)], f"{path}", "lines of text")
 
 
@@ -39,8 +42,11 @@ def texts_of(data: Any, argument: str, column: str) -> list[str]:
     """
     if isinstance(data, str | Path):
         return read_lines(Path(data))
+    if isinstance(data, Set):  # whose order is another one in every process
+        data = sorted(data, key=str)
+    # A column of a `Dataset` has features, too, but not by name.
     if isinstance(data, Iterable) and not isinstance(data, Mapping | pandas.DataFrame):
-        data = data if hasattr(data, "features") else [*data]
+        data = data if isinstance(getattr(data, "features", None), Mapping) else [*data]
         if isinstance(data, list) and all(isinstance(text, str) for text in data):
             return different([text.strip() for text in data], argument, "texts")
     return different(text_column(rows_of(data, argument, ()), argument, column), argument, "texts")
@@ -68,9 +74,11 @@ def different(texts: Sequence[str], where: str, what: str) -> list[str]:
         what: what messages call them.
 
     Raises:
-        RowsError: there are fewer than `HELD_OUT`.
+        RowsError: there are fewer than `HELD_OUT`, or one has half of a character.
     """
     found = list(dict.fromkeys(filter(None, texts)))
+    if (half := next(filter(SURROGATES.search, found), None)) is not None:
+        raise RowsError(f"{where}: has half of a character in {shortened(half)}")
     if len(found) < HELD_OUT:
         raise RowsError(f"{where}: {len(found)} different {what} are too few; at least {HELD_OUT} are needed")
     return found

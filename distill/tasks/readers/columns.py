@@ -1,5 +1,6 @@
 """Validation of the columns and cells of tables."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import numpy as np
 
 from distill.tasks.task import TaskError
 from foundation.errors import did_you_mean, shortened
+
+# Halves of characters, which JSON may have where texts were cut, and tokenizers refuse.
+SURROGATES = re.compile("[\ud800-\udfff]")
 
 SHOWN = 12
 """The maximum number of columns that an error message lists."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.tasks.readers import hub
-from distill.tasks.readers.columns import check_columns
+from distill.tasks.readers.columns import SURROGATES, check_columns
 from distill.tasks.splits import QuestionSplit
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
 from distill.tasks.types import QUESTION_ANSWERING
@@ -91,6 +91,8 @@ def _value(place: str, holder: Any, key: str, kind: type) -> Any:
     value = holder.get(key) if isinstance(holder, dict) else None
     if not isinstance(value, kind):
         raise TaskError(f"{place}: not in SQuAD's format: there is no {key!r} of type {kind.__name__}")
+    if isinstance(value, str) and SURROGATES.search(value):
+        raise TaskError(f"{place}: {key!r} has half of a character")
     return value
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from distill.tasks.classes import alike, classes_of, places_of
-from distill.tasks.readers.columns import check_columns, finite
+from distill.tasks.readers.columns import SURROGATES, check_columns, finite
 from distill.tasks.readers.texts import lines_of, read_lines
 from distill.tasks.splits import THRESHOLD, PassageSplit, SentenceSplit, Split
 from distill.tasks.task import Task, TaskData, TaskError, hold_out
@@ -27,8 +27,6 @@ USUAL = {
 
 # How Python writes lists of texts and of numbers.
 OF_PYTHON = re.compile(r"\[\s*(['\"\d].*)?\]", re.DOTALL)
-# Halves of characters, which JSON may have where texts were cut, and tokenizers refuse.
-SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class TableError(TaskError):

@@ -14,6 +14,8 @@ from distill.tasks.readers.columns import check_columns
 from distill.tasks.task import TaskError
 from foundation.files import fingerprint
 
+# Files that have no plain text: their rows would be read as if they were sentences.
+_TABLES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
 _HEADING = re.compile(r"=( =)* .* =( =)*")
 
 
@@ -28,7 +30,7 @@ def read_paragraphs(source: str | Path) -> Iterator[str]:
     files, name = _places(source)
     documents: Iterable[Iterable[str]] = map(lines_of, files)
     if name:  # some rows at a time
-        documents = (text.split("\n") for batch in _table(name).iter(1000) for text in batch["text"])
+        documents = (text.split("\n") for batch in _table(name).iter(1000) for text in batch["text"] if text)
     between, any_text = True, False
     for document in documents:
         for line in chain(document, [""]):
@@ -42,13 +44,19 @@ def read_paragraphs(source: str | Path) -> Iterator[str]:
 
 
 def check_source(source: str | Path) -> None:
-    """Raise TaskError if this is a file that does not exist, or a folder without text files. A name on the hub is not
-    looked up.
+    """Raise TaskError if this is a file that does not exist, or a table, or a folder without text files. A name on the
+    hub is not looked up.
     """
     files, _ = _places(source)
     for file in files:
         if not file.is_file():
             raise TaskError(f"{file}: {os.strerror(errno.ENOENT)}")
+
+
+def check_text(path: Path) -> None:
+    """Raise TaskError if a file is a table, by its name."""
+    if path.suffix.lower() in _TABLES:
+        raise TaskError(f"{path}: this is a table; write its texts to a .txt file, one on each line")
 
 
 def text_key(source: str | Path) -> str:
@@ -71,6 +79,7 @@ def _places(source: str | Path) -> tuple[list[Path], str]:
             raise TaskError(f"{source}: no .txt file below this folder")
         return files, ""
     if path.is_file() or path.suffix == ".txt":
+        check_text(path)
         return [path], ""
     return [], str(source)
 

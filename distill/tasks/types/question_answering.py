@@ -61,11 +61,11 @@ def encode(tokenizer: Any, split: QuestionSplit, max_length: int, stride: int) -
 
 
 def _shortened(tokenizer: Any, questions: Sequence[str], most: int) -> list[str]:
-    """The questions without leading blanks, truncated to `most` tokens."""
+    """The questions without leading blanks, truncated to `most` tokens where the tokenizer truncates."""
     stripped = [question.lstrip() for question in questions]
     out = tokenizer(stripped, add_special_tokens=False, truncation=True, max_length=most, return_offsets_mapping=True)
-    ends = (places[-1][1] if places else 0 for places in out["offset_mapping"])
-    return [question[:end] for question, end in zip(stripped, ends, strict=True)]
+    parts = (slice(places[0][0], places[-1][1]) if places else slice(0) for places in out["offset_mapping"])
+    return [question[part] for question, part in zip(stripped, parts, strict=True)]
 
 
 def _answer_tokens(places_T2: np.ndarray, answers: Sequence[tuple[str, int]]) -> tuple[int, int]:

@@ -29,7 +29,9 @@ def encode(
     rows = encode_sentences(tokenizer, split.texts, split.pairs, max_length, values, task_type)
     if not isinstance(split, PassageSplit):
         return rows
-    return replace(rows, groups=np.unique(split.texts, return_inverse=True)[1].astype(np.int32))
+    # NumPy's arrays of texts take the memory of the longest one for each.
+    numbers = {text: number for number, text in enumerate(sorted({*split.texts}))}
+    return replace(rows, groups=np.array([numbers[text] for text in split.texts], np.int32))
 
 
 def of_classes(logits_BC: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:

@@ -1,4 +1,5 @@
 import os
+import tracemalloc
 from collections import Counter
 from dataclasses import fields
 from itertools import pairwise
@@ -21,7 +22,7 @@ from distill.tasks.encoding import (
     load_encoded,
     save_encoded,
 )
-from distill.tasks.splits import AnySplit, QuestionSplit, Split, TaggedSplit
+from distill.tasks.splits import AnySplit, PassageSplit, QuestionSplit, Split, TaggedSplit
 from distill.tasks.types import (
     CLASSIFICATION,
     IGNORED,
@@ -310,6 +311,17 @@ def test_bad_numbers() -> None:
         eval_batches(encoded, 0)
     with pytest.raises(ValueError, match="no rows"):
         batches(rows_of([]), 2, 1, 0)
+
+
+def test_a_long_query_takes_its_own_memory_alone(tokenizer: BertTokenizerFast) -> None:
+    queries = [f"door {number % 700}" for number in range(2000)] + ["door " * 5_000]
+    split = PassageSplit(tuple(queries), ("again",) * len(queries), (0.0,) * len(queries))
+    tracemalloc.start()
+    rows = encode(tokenizer, split, 8, task_type=REGRESSION)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50e6
+    assert rows.groups is not None and rows.groups.tolist() == [sorted({*queries}).index(query) for query in queries]
 
 
 def test_groups_are_side_by_side() -> None:

@@ -123,6 +123,8 @@ def test_keys(tokenizer: BertTokenizerFast) -> None:
     assert len(keys) == 6
     tokenizer(["one"], truncation=True, max_length=8)
     assert stored_text_key(["a"], tokenizer, 16, False) in keys
+    other.truncation_side = "left"
+    assert stored_text_key(["a"], other, 16, False) not in keys
 
 
 def test_faults(tokenizer: BertTokenizerFast, tmp_path: Path) -> None:

@@ -157,6 +157,14 @@ def test_rows_that_are_held_out(tmp_path: Path) -> None:
         write_rows(tmp_path, [{"text": number % 9} for number in range(40)], by=["text"])
 
 
+@pytest.mark.parametrize("kind", [str, lambda name: [name, "often"], lambda name: numpy.array([name])])
+def test_rare_classes_are_not_held_out(tmp_path: Path, kind: Callable[[str], Any]) -> None:
+    """Dev rows would have classes that no training row has."""
+    found = [{"number": number, "label": kind("rare" if number == 9 else "often")} for number in range(40)]
+    _, dev = numbers_of(write_rows(tmp_path, found, classes="label"))
+    assert [*dev.values()] == [19, 29, 39]
+
+
 def numbers_of(files: tuple[Path, Path]) -> list[dict[int, int]]:
     """The column "number" of the rows of each file, by their lines."""
     lines = [enumerate(file.read_text().splitlines(), 1) for file in files]

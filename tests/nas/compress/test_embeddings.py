@@ -10,7 +10,8 @@ import torch
 from datasets import Dataset
 from pandas import DataFrame
 
-from distill.memory import RowsError
+from distill.memory import RowsError, rows_of
+from distill.tasks.task import TaskError
 from distill.tasks.types import get_task_type
 from distill.training.loop import make_accelerator
 from distill.training.teacher import load_model
@@ -110,12 +111,21 @@ def test_in_python(
 def test_texts_in_memory(tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("\n".join(TEXTS))
     rows = [{"text": text} for text in TEXTS]
-    for data in (TEXTS, tmp_path / "texts", rows, Dataset.from_list(rows), DataFrame(rows), iter(TEXTS)):
+    table, frame = Dataset.from_list(rows), DataFrame(rows)
+    for data in (TEXTS, tmp_path / "texts", rows, table, frame, iter(TEXTS), table["text"], frame["text"]):
         assert texts_of(data, "embeddings", "text") == TEXTS
+    assert texts_of({*TEXTS}, "embeddings", "text") == sorted(TEXTS)
+    with pytest.raises(RowsError, match="train: row 1 must be a dictionary, not str"):
+        rows_of(table["text"], "train", ("text",))
+    with pytest.raises(RowsError, match=r"unlabeled: has half of a character in 'a \\ud83d'"):
+        texts_of([*TEXTS, "a \ud83d"], "unlabeled", "text")
     with pytest.raises(RowsError, match="embeddings: row 1 has no text in the column 'sentence'; it has 'text'"):
         texts_of(rows, "embeddings", "sentence")
     with pytest.raises(RowsError, match="unlabeled: 1 different texts are too few; at least 10 are needed"):
         texts_of(["a", "a ", ""], "unlabeled", "text")
+    (tmp_path / "texts.csv").write_text("text,label\n" + "".join(f"{text},1\n" for text in TEXTS))
+    with pytest.raises(TaskError, match=r"texts.csv: this is a table; write its texts to a .txt file"):
+        texts_of(tmp_path / "texts.csv", "unlabeled", "text")
     (tmp_path / "few").write_text("\none\n\ntwo\n\none")
     with pytest.raises(RowsError, match="few: 2 different lines of text are too few; at least 10 are needed"):
         texts_of(tmp_path / "few", "unlabeled", "text")

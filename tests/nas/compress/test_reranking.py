@@ -175,6 +175,9 @@ def test_passages_to_rank(tmp_path: Path) -> None:
     pairs = pairs_of(write(tmp_path / "a.jsonl", [*ROWS[:7], ROWS[0]]), ranked=True)
     assert pairs.ranked == ((0, 1, 2, 3, 4), (5, 6)) and pairs.answers == (frozenset({0}), frozenset({5}))
     assert pairs.texts()[0] == [row["query"] for row in ROWS[:7]]
+    for kind in (float, bool, str, np.float32, torch.tensor):
+        rows = [{**row, "relevant": kind(row["relevant"])} for row in (*ROWS[:7], ROWS[0])]
+        assert pairs_of(rows, ranked=True) == pairs
     with pytest.raises(TableError, match="row 1 has '2' in the column 'relevant', which is not 0 or 1"):
         pairs_of(write(tmp_path / "b.jsonl", [{**ROWS[0], "relevant": 2}]), ranked=True)
     with pytest.raises(TableError, match="no column 'relevant'"):

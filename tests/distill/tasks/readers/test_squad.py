@@ -94,6 +94,7 @@ def test_which_file(tmp_path: Path) -> None:
             lambda c, p: p["qas"][0]["answers"][0].update(answer_start=12),
             "dev-v1.1.json: question '0q1': at character 12 is not 'Bern', but ' Ber'",
         ),
+        (lambda c, p: p["qas"][1].update(question="a \ud83d"), "paragraphs[0]: 'question' has half of a character"),
         (lambda c, p: p["qas"][0]["answers"][0].update(answer_start="13"), "there is no 'answer_start' of type int"),
     ],
 )

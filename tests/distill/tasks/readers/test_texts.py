@@ -4,7 +4,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from distill.tasks.readers.texts import read_lines, read_paragraphs, text_key
+from distill.tasks.readers.texts import check_source, read_lines, read_paragraphs, text_key
 from distill.tasks.task import TaskError
 from tests import requirements
 
@@ -58,7 +58,7 @@ def test_a_table_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A name on the hub is told from a folder; here it stands for a folder below the one that is current."""
     for name, column in (("text", "text"), ("other", "body")):
         (tmp_path / name).mkdir()
-        table = pyarrow.table({column: ["", " = Title = \n", "One.\nTwo.\n"]})
+        table = pyarrow.table({column: ["", " = Title = \n", None, "One.\nTwo.\n"]})
         parquet.write_table(table, tmp_path / name / "train-00000-of-00001.parquet")
     monkeypatch.chdir(tmp_path)
     assert read_text("./text:default") == ["One.", "Two."]
@@ -66,6 +66,17 @@ def test_a_table_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for reading in (read_text, text_key):
         with pytest.raises(TaskError, match=r"no column 'text'; its columns are body"):
             reading("./other:default")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.CSV", "rows.tsv", "rows.json", "rows.parquet"])
+def test_tables_are_no_text(tmp_path: Path, name: str) -> None:
+    """Their lines would be sentences: labels, quotes and braces too."""
+    (tmp_path / name).write_text('{"text": "One.", "label": 1}\n')
+    for reading in (read_text, text_key, check_source):
+        with pytest.raises(
+            TaskError, match=f"{name}: this is a table; write its texts to a .txt file, one on each line"
+        ):
+            reading(str(tmp_path / name))
 
 
 def test_lines(tmp_path: Path) -> None:

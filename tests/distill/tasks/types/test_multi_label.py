@@ -140,6 +140,8 @@ def test_weights_of_single_classes(tmp_path: Path) -> None:
     torch.testing.assert_close(loss(logits, batch, "mean"), expected)
     torch.testing.assert_close(loss(logits, batch, "sum"), 10 * expected)
     assert "weights" not in collate(rows, chosen, 0)
+    with pytest.raises(TaskError, match="class weights: 'joy' and 'Joy' are one class"):
+        weighted(rows, task, {"joy": 2.0, "Joy": 3.0})
     with pytest.raises(TaskError, match="class weights: 'joi' is not one of the classes anger, joy, fear"):
         weighted(rows, task, {"joi": 2.0})
 

@@ -1,5 +1,6 @@
 """Answers from the logits of first and last tokens."""
 
+import copy
 from itertools import product
 
 import numpy as np
@@ -71,6 +72,23 @@ def test_answers_end_after_they_start_and_are_short(pieces: BertTokenizerFast) -
     assert best_answers(rows, [logits], split.contexts, False) == [
         " ".join(f"w{n}" for n in range(10, 10 + LONGEST_ANSWER))
     ]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_questions_and_contexts_are_cut_where_the_tokenizer_cuts(pieces: BertTokenizerFast, side: str) -> None:
+    """Some, of dialogs, keep the end of a text. The windows are the same from the other end."""
+    words = [f"w{n}" for n in range(60)]
+    split = QuestionSplit(("q",), (" ".join(words[30:50]),), (" ".join(words[:30]),), ((("w5", 15),),))
+    cutting = copy.deepcopy(pieces)
+    cutting.truncation_side = side
+    rows = encode(cutting, split, 24, 4, task_type=QUESTION_ANSWERING)
+    assert rows.labels is not None
+    found = [cutting.convert_ids_to_tokens(row.tolist()) for row in np.split(rows.input_ids, rows.offsets[1:-1])]
+    assert all(row[1:9] == (words[42:50] if side == "left" else words[30:38]) for row in found)
+    windows = [words[:13], words[9:22], words[18:30]] if side == "right" else [words[17:30], words[8:21], words[:12]]
+    assert [row[10:-1] for row in found] == windows
+    answers = [row[first : last + 1] for row, (first, last) in zip(found, rows.labels, strict=True)]
+    assert answers == [["w5"] if "w5" in window else ["[CLS]"] for window in windows]
 
 
 def test_right_logits_on_the_real_files_are_right() -> None:
