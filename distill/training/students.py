@@ -76,6 +76,8 @@ def _of_layers(config: Any, chosen: Sequence[int]) -> Any:
         )
     result = copy.deepcopy(config)
     result.num_hidden_layers = len(chosen)
+    for key in (key for key, size in family_of(config).unshared.items() if size == "depth"):
+        setattr(result, key, len(chosen))
     for name in OF_EACH_LAYER:
         if isinstance(values := getattr(config, name, None), list | tuple):
             setattr(result, name, [values[layer] for layer in chosen])

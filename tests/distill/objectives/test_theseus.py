@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from distill.encoders.parts import model_inputs
+from distill.encoders.parts import encoder_layers, model_inputs
 from distill.objectives import hard_labels
 from distill.objectives.theseus import Replacement, replacing
 from distill.tasks.encoding import Encoded
@@ -178,6 +178,18 @@ def test_some_layers_of_a_teacher() -> None:
         torch.testing.assert_close(student(**inputs(batch())).logits, expected)
     shaken(student)
     assert not torch.equal(student.classifier.weight, teacher.classifier.weight)  # a copy
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chosen", [[0], [1, 3]])
+def test_some_layers_of_a_teacher_that_had_shared_them(chosen: list[int]) -> None:
+    """An ALBERT, whose layers have weights of their own once it is loaded."""
+    teacher = of_every_kind(bert(2, num_hidden_layers=4, **NO_DROPOUT))["albert"]
+    student = some_layers(teacher, chosen)
+    assert len(encoder_layers(student)) == student.config.num_hidden_groups == len(chosen)
+    for layer, number in zip(encoder_layers(student), chosen, strict=True):
+        expected = encoder_layers(teacher)[number].state_dict()
+        assert all(torch.equal(weight, expected[name]) for name, weight in layer.state_dict().items())
 
 
 @torch.no_grad()
