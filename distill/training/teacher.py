@@ -214,7 +214,7 @@ def load_model(
         setattr(config, POOLING, pooling_of(locate(source)))
     if task_type == REGRESSION:
         keep_activation(locate(source), config)
-    model, loading_info = _loaded(get_task_type(task_type).model, source, config)
+    model, loading_info = load_checked(get_task_type(task_type).model, source, config)
     mismatched = [name for name, *_ in loading_info["mismatched_keys"]]
     if family_of(model).students_of is None:
         verify(model, source)
@@ -247,10 +247,14 @@ def load_model(
     return model
 
 
-def _loaded(model_class: Any, source: str, config: Any) -> tuple[PreTrainedModel, Any]:
-    """`load_weights`, and of a teacher the check that all weights of its encoder are used."""
+def load_checked(model_class: Any, source: str, config: Any, *, strict: bool = False) -> tuple[PreTrainedModel, Any]:
+    """`load_weights`, and of a teacher the check that all weights of its encoder are used.
+
+    Raises:
+        TeacherError: there are no readable weights, or some would not be used.
+    """
     try:
-        model, info = load_weights(model_class, locate(source), config)
+        model, info = load_weights(model_class, locate(source), config, strict=strict)
     except WeightsError as error:
         raise TeacherError(f"the model {source!r} has no readable weights: {error}") from None
     if family_of(model).students_of is None:
@@ -291,7 +295,7 @@ def load_unchanged(source: str) -> PreTrainedModel:
     if not name.endswith("Model"):
         known = ", ".join(dict.fromkeys(f"...{known.suffix}" for known in TASK_TYPES.values()))
         raise TeacherError(f"the model {source!r} is a {name}; save it as one of ...Model, {known}")
-    model, loading_info = _loaded(AutoModel, source, config)
+    model, loading_info = load_checked(AutoModel, source, config)
     if any(name.startswith("pooler.") for name in loading_info["missing_keys"]):
         model.pooler = None  # instead of a random one, which would be saved as if it were trained
     return model

@@ -1,4 +1,4 @@
-"""The model card of an exported student: README.md with the metadata that the Hugging Face hub reads."""
+"""The model card of an exported model: README.md with the metadata that the Hugging Face hub reads."""
 
 import json
 import shlex
@@ -83,7 +83,8 @@ class Card:
     def metadata(self) -> ModelCardData:
         """The header that the hub reads. What is not known, such as a license that was not given, is left out."""
         config = self.checkpoint.config
-        family = str(family_of(self.checkpoint.model).students_of)
+        family = family_of(self.checkpoint.model)
+        searched = ["knowledge-distillation", "neural-architecture-search"] if self.checkpoint.is_student else []
         results = self._eval_results()
         given = self.publication.base_model
         base_model = given if given or config is None else hub_name(config.teacher)
@@ -93,7 +94,7 @@ class Card:
             pipeline_tag=self._pipeline(),
             license=self.publication.license,
             base_model=None if base_model == NOT_THERE else base_model,
-            tags=[family, "knowledge-distillation", "neural-architecture-search", "ffn-nas"],
+            tags=[family.students_of or family.model_type, *searched, "ffn-nas"],
             model_name=self.name if results else None,
             eval_results=results or None,
         )
@@ -130,6 +131,8 @@ class Card:
 
     def _introduction(self) -> str:
         config = self.checkpoint.model.config
+        if not self.checkpoint.is_student:
+            return f"# {' '.join(self.name.split())}\n\nA checkpoint of the type `{config.model_type}`."
         heads = "" if config.attention_heads is None else "attention heads and "
         name, layers = " ".join(self.name.split()), plural(len(remaining_layers(config)), "layer")
         return (
@@ -196,12 +199,12 @@ class Card:
         if self.latency is None:
             return ""
         sentences = "\n".join(f"- {sentence}" for sentence in self.latency.sentences())
-        return (
-            f"## Latency\n\n{self.latency.conditions()} Teacher and base model are measured with random weights.\n\n"
-            f"{self.latency.table().markdown()}\n\n{sentences}"
-        )
+        others = " Teacher and base model are measured with random weights." if self.checkpoint.is_student else ""
+        return f"## Latency\n\n{self.latency.conditions()}{others}\n\n{self.latency.table().markdown()}\n\n{sentences}"
 
     def _architecture(self) -> str:
+        if not self.checkpoint.is_student:
+            return ""
         config, remaining = self.checkpoint.model.config, remaining_layers(self.checkpoint.model.config)
         # The column is shown if heads differ or are fewer than in the base.
         heads = config.attention_heads or [None] * len(config.ffn)

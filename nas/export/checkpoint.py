@@ -1,4 +1,4 @@
-"""Reads the checkpoint of a student, as `train_final.py` and `supernet.experts` write it."""
+"""Reads the checkpoint of a student, as `train_final.py` and `supernet.experts` write it, or an ordinary one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,19 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from distill.encoders.student.families import FAMILIES
-from distill.encoders.students import CLASSES
-from distill.tasks.types import TaskType
+from distill.encoders.family import family_of
+from distill.encoders.unshare import shared_config
+from distill.tasks.types import EMBEDDINGS, TASK_TYPES, TaskType, get_task_type, task_type_of_class
 from distill.tasks.types.embeddings import POOLING
-from distill.training.teacher import labels_of, load_tokenizer
+from distill.training.reranker import keep_activation
+from distill.training.sentences import MODULES, pooling_of
+from distill.training.teacher import labels_of, load_checked, load_tokenizer
 from distill.training.teacher import load_config as load_config_of_model
-from distill.training.weights import WeightsError, load_weights
 from foundation.errors import UserError, shortened
 from foundation.files import read_json
 from nas.config.load import load_config
 from nas.config.schema import StudyConfig
+from nas.export.latency import STUDENT, TEACHER
 from nas.onnx.model import type_of_head
 from search_spaces.architecture import Architecture
 
@@ -30,11 +32,12 @@ class ExportError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A trained student with what lies beside its weights.
+    """A trained student with what lies beside its weights, or an ordinary checkpoint of transformers.
 
     Attributes:
-        architecture, config, metrics: None where the folder has no such file. `train_final.py` writes all three;
-            `supernet.experts` and `supernet.prune` write no configuration, and metrics of another form.
+        architecture, config, metrics: None for an ordinary checkpoint, and where the folder has no such file.
+            `train_final.py` writes all three; `supernet.experts` and `supernet.prune` write no configuration, and
+            metrics of another form.
     """
 
     folder: Path
@@ -48,46 +51,53 @@ class Checkpoint:
     def type(self) -> TaskType:
         return type_of_head(self.model)
 
+    @property
+    def is_student(self) -> bool:
+        return family_of(self.model).students_of is not None
+
+    @property
+    def name(self) -> str:
+        """What the model is called in tables."""
+        return STUDENT if self.is_student else TEACHER
+
 
 def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
-    """Load a student, in eval mode and float32.
+    """Load a student or an ordinary checkpoint, in eval mode and float32.
 
     Args:
         labels: names of the classes in place of those of the checkpoint.
 
     Raises:
-        ExportError: the folder is not the checkpoint of a student, or the labels do not fit it.
-        UserError: its tokenizer, architecture or configuration cannot be read.
+        ExportError: the model has no head, and is no sentence encoder, or the labels do not fit it.
+        UserError: the model, its tokenizer, architecture or configuration cannot be read.
     """
-    what_to_give = "give the checkpoint of a student, as train_final.py writes it"
-    if not (folder / "config.json").exists():
-        raise ExportError(f"{folder} has no config.json: {what_to_give}")
-    described = read_object(folder / "config.json")
-    model_type = described.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None or family.students_of is None:
-        raise ExportError(f"{folder}: config.json is of a {shortened(model_type)} model; {what_to_give}")
-    pools = described.get(POOLING) is not None
-    kinds = CLASSES[family.students_of].items()
-    classes = {cls.__name__: cls for auto, cls in kinds if "For" in auto or (pools and auto == "AutoModel")}
-    names = described.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    if not isinstance(name, str) or name not in classes:
-        known = ", ".join(classes)
-        raise ExportError(f"{folder}: config.json has the architecture {shortened(name)}; known are {known}")
-    config = load_config_of_model(str(folder), students=True)
-    try:
-        model, _ = load_weights(classes[name], str(folder), config, strict=True)
-    except WeightsError as error:
-        raise ExportError(f"{folder}: no readable weights: {error}") from None
-    files = {file: folder / file for file in (ARCHITECTURE, CONFIG, METRICS)}
-    metrics = read_object(files[METRICS]) if files[METRICS].exists() else {}
+    source = str(folder)
+    config = load_config_of_model(source, students=True)
+    name, *_ = config.architectures or (None,)
+    head = task_type_of_class(str(name), config)
+    if head is None and (folder / MODULES).exists():
+        head = get_task_type(EMBEDDINGS)
+        setattr(config, POOLING, pooling_of(source))
+    if head is None:
+        known = ", ".join(dict.fromkeys(f"...{known.suffix}" for known in TASK_TYPES.values() if not known.pool))
+        raise ExportError(
+            f"{folder}: config.json has the architecture {shortened(name)}; give a model with a trained head "
+            f"({known}), or a folder of sentence-transformers"
+        )
+    keep_activation(source, config)
+    # Weights that layers share stay shared, and so small; a sentence encoder may lack the pooler.
+    model, info = load_checked(head.model, source, shared_config(config, source), strict=head.pool is None)
+    if any(missing.startswith("pooler.") for missing in info["missing_keys"]):
+        model.pooler = None  # instead of a random one
+    student = family_of(model).students_of is not None
+    files = {file: folder / file for file in (ARCHITECTURE, CONFIG, METRICS) if student and (folder / file).exists()}
+    metrics = read_object(files[METRICS]) if METRICS in files else {}
     checkpoint = Checkpoint(
         folder,
         model.eval(),
-        load_tokenizer(str(folder)),
-        Architecture.load(files[ARCHITECTURE]) if files[ARCHITECTURE].exists() else None,
-        load_config(str(files[CONFIG])) if files[CONFIG].exists() else None,
+        load_tokenizer(source),
+        Architecture.load(files[ARCHITECTURE]) if ARCHITECTURE in files else None,
+        load_config(str(files[CONFIG])) if CONFIG in files else None,
         metrics if "task" in metrics else None,
     )
     name_outputs(model.config, checkpoint.type, labels)

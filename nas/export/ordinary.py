@@ -135,6 +135,10 @@ def ordinary_form(student: PreTrainedModel, form: str) -> OrdinaryForm:
         ExportError: it cannot be expressed as one.
     """
     config, family = student.config, family_of(student)
+    if family.students_of is None:
+        raise ExportError(
+            f"--as {form}: the model is an ordinary {family.model_type} checkpoint already: leave out --as"
+        )
     if form != family.students_of:
         raise ExportError(
             f"--as {form}: this is a student of the family {family.students_of!r}: give --as {family.students_of}"

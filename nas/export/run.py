@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,27 @@ from transformers import PretrainedConfig, PreTrainedModel
 from distill.cli import DONE
 from distill.encoders.family import family_of
 from distill.table import difference, with_error
+from distill.tasks.corpora import embedded_corpus
+from distill.training.evaluation import EvalSet
+from distill.training.kept_teacher import check_kept
+from distill.training.loop import make_accelerator
 from distill.training.progress import Progress, silence_transformers, terminal
 from distill.training.sentences import copy_modules
 from distill.training.teacher import TeacherError, load_config, set_head
 from foundation.files import ordinary_modes, save_pretrained, scratch_folder, write_atomically, write_text
+from nas.config.schema import StudyConfig
 from nas.export.card import Card
 from nas.export.checkpoint import ARCHITECTURE, CONFIG, METRICS, Checkpoint, ExportError, load_checkpoint
 from nas.export.hub import Publication, hub_name
 from nas.export.latency import BASE_MODEL, INT8, ONNX, STUDENT, TEACHER, TORCH, Forward, LatencyReport, timings
 from nas.export.ordinary import ordinary_architecture, ordinary_form
+from nas.final.evaluation import model_and_dev_set
 from nas.latency.settings import device_name
 from nas.latency.whole import torch_threads
 from nas.onnx.int8 import quantize, scores_of_models
 from nas.onnx.model import OnnxModel, check_installed, export_onnx, verify, version
 from nas.preparation.context import preparation_context
+from nas.preparation.data import read
 from nas.preparation.teacher import dev_set
 from nas.preparation.workspace import student_base
 from search_spaces import cost
@@ -48,6 +55,7 @@ class Export:
         form: the family of which it becomes an ordinary checkpoint; None: a student's, with the code.
         command: the words of the command line, for the model card.
         publication: whether the folder is published, and what its card says for that.
+        rows: names the rows on which the cost of int8 is measured; None: the configuration beside a student does.
     """
 
     checkpoint: Path
@@ -66,6 +74,7 @@ class Export:
     json: bool
     command: tuple[str, ...]
     publication: Publication
+    rows: StudyConfig | None = None
 
 
 def run(export: Export) -> int:
@@ -102,7 +111,9 @@ def _write(
 ) -> dict[str, Any]:
     """Write everything into a new folder; returns the scores of the ONNX files, and the latencies."""
     folder.mkdir()
+    dev = dev_rows(export, checkpoint, progress)
     model, cost_of_form = checkpoint.model, ""
+    form = export.form if checkpoint.is_student else model.config.model_type
     if export.form:
         converted = ordinary_form(model, export.form)
         model, cost_of_form = converted.model, str(converted)
@@ -113,7 +124,7 @@ def _write(
     for name in (ARCHITECTURE, CONFIG, METRICS):
         if (checkpoint.folder / name).exists():
             shutil.copyfile(checkpoint.folder / name, folder / name)
-    forwards: dict[tuple[str, str], Forward] = {(STUDENT, TORCH): partial(_forward, model)}
+    forwards: dict[tuple[str, str], Forward] = {(checkpoint.name, TORCH): partial(_forward, model)}
     forms: dict[str, dict[str, Any] | None] = {}
     if export.onnx:
         progress.update("ONNX", None)
@@ -121,16 +132,19 @@ def _write(
         largest = verify(model, onnx)
         progress.finish()
         progress.say(f"ONNX: logits within {largest:.1e} of torch's, on batches of 1 to 8 sentences with padding")
-        forwards[STUDENT, ONNX] = onnx.run
+        forwards[checkpoint.name, ONNX] = onnx.run
         forms[ONNX_FILE] = None
     if export.int8:
         progress.update("int8", None)
         quantize(folder / ONNX_FILE, folder / INT8_FILE)
         int8 = OnnxModel(folder / INT8_FILE)
         progress.finish()
-        forwards[STUDENT, INT8] = int8.run
+        sizes = ((folder / file).stat().st_size / 1e6 for file in (INT8_FILE, ONNX_FILE))
+        progress.say("int8: {:.1f} MB, float32: {:.1f} MB".format(*sizes))
+        forwards[checkpoint.name, INT8] = int8.run
         forms[INT8_FILE] = None
-        forms |= scores(export, checkpoint, progress, {ONNX_FILE: onnx, INT8_FILE: int8})
+        if dev is not None:
+            forms |= scores(dev, {ONNX_FILE: onnx, INT8_FILE: int8}, progress)
     report = None
     if not export.skip_latency:
         report = measure(export, checkpoint, model, forwards, progress)
@@ -139,7 +153,7 @@ def _write(
         report.table().print(console)
         console.print("\n".join(report.sentences()))
     name = export.publication.repo or export.out.name
-    card = Card(name, checkpoint, export.form, cost_of_form, forms, report, export.command, export.publication)
+    card = Card(name, checkpoint, form, cost_of_form, forms, report, export.command, export.publication)
     (folder / "README.md").write_text(card.text(), encoding="utf-8")
     ordinary_modes(folder)
     return {"scores": forms, "latency": report and report.to_json()}
@@ -167,24 +181,36 @@ def write_onnx(model: PreTrainedModel, path: Path) -> OnnxModel:
     return OnnxModel(path)
 
 
-def scores(
-    export: Export, checkpoint: Checkpoint, progress: Progress, models: dict[str, OnnxModel]
-) -> dict[str, dict[str, Any]]:
-    """The scores of the ONNX models on the dev split by file name; empty if they are not measured.
+def dev_rows(export: Export, checkpoint: Checkpoint, progress: Progress) -> EvalSet | None:
+    """The dev split on which ONNX models are scored; None if they are not, with a line if that is for lack of rows.
 
     Raises:
-        UserError: the rows cannot be read.
+        UserError: the rows cannot be read, or are not those that the model was trained for.
     """
-    if export.skip_scores:
-        return {}
+    if export.skip_scores or not export.int8:
+        return None
+    if export.rows is not None:
+        progress.update("reading the rows", None)
+        source, accelerator = str(checkpoint.folder), make_accelerator("cpu", export.rows.mixed_precision)
+        data = read(export.rows, cache(embedded_corpus))
+        model, _, dev = model_and_dev_set(export.rows, data, source, accelerator)
+        check_kept(source, model, dev, accelerator)
+        return dev
     if checkpoint.config is None:
-        progress.result(f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are")
-        return {}
+        progress.result(
+            f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are: give --task or --preset"
+        )
+        return None
     dev = dev_set(preparation_context(checkpoint.config, "cpu", progress.update))
     count = len(dev.split)
     trained_with = (checkpoint.metrics or {}).get("dev_rows", count)
     if trained_with != count:
         progress.result(f"the dev split has {count} rows here; after the training it had {trained_with}")
+    return dev
+
+
+def scores(dev: EvalSet, models: dict[str, OnnxModel], progress: Progress) -> dict[str, dict[str, Any]]:
+    """The scores of ONNX models by file name."""
     progress.update("scores", None)
     by_file = scores_of_models(dev, models, ONNX_FILE)
     progress.finish()
@@ -193,7 +219,7 @@ def scores(
             line = f"{name}: {metric} {with_error((row['value'], row['standard_error']))}"
             if pair := row.get("difference"):
                 line += f", {difference((pair['value'], pair['standard_error']))} against float32 (paired)"
-            progress.result(f"{line}; {count} dev rows")
+            progress.result(f"{line}; {len(dev.split)} dev rows")
     return by_file
 
 

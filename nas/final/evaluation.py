@@ -17,7 +17,7 @@ from distill.tasks.corpora import embedded_corpus
 from distill.tasks.readers.glue import trained_on
 from distill.tasks.readers.glue_submission import read_test, write_submission
 from distill.tasks.splits import AnySplit
-from distill.tasks.task import Task, TaskError
+from distill.tasks.task import Task, TaskData, TaskError
 from distill.training.evaluation import EvalSet
 from distill.training.loop import make_accelerator
 from distill.training.measure import scores
@@ -68,14 +68,8 @@ def evaluate_checkpoint(
             of_task = config.model_copy(update={"tasks": (name,)})
             data = read(of_task, corpus)
             folder = str(folder_of(checkpoint, name))
-            outputs = outputs_of(load_config(folder, students=True))
-            places, own_labels = matched(data.task.labels, outputs), data.task.labels
-            data = with_classes_of(data, outputs, all_of_them=True)
-            task = data.task
-            model = load_model(folder, task.labels, task.task_type, new_head=False)
-            tokenizer = load_tokenizer(folder)
-            check_vocabulary(folder, model.config, tokenizer)
-            dev = encoded_split(of_task, task, data.dev, tokenizer, model, folder, accelerator)
+            model, tokenizer, dev = model_and_dev_set(of_task, data, folder, accelerator)
+            task, own_labels = dev.task, data.task.labels
             own = scores(task, {SCORE: dev.contributions(model, accelerator)})
             measured[name] = {"metrics": task.metrics, "models": own}
             if predictions is not None:
@@ -84,6 +78,7 @@ def evaluate_checkpoint(
                     indices, split = read_test(name, None if config.data is None else Path(config.data))
                 test = encoded_split(of_task, task, split, tokenizer, model, folder, accelerator)
                 predicted = test.predictions(model, accelerator)
+                places = matched(own_labels, task.labels)
                 if places and task.labels != own_labels:
                     predicted = [places.index(place) for place in predicted]
                 written.append(write_submission(name, indices, predicted, predictions))
@@ -95,6 +90,24 @@ def evaluate_checkpoint(
         for path in written:
             console.print(f"wrote {path}")
     return DONE
+
+
+def model_and_dev_set(
+    config: StudyConfig, data: TaskData[Any], folder: str, accelerator: Accelerator
+) -> tuple[PreTrainedModel, Any, EvalSet]:
+    """The model in a folder, its tokenizer, and the dev split of a task with the model's classes.
+
+    Args:
+        data: the rows of the configuration's task.
+
+    Raises:
+        UserError: the model cannot be read, has no trained head for the task, or the rows do not fit it.
+    """
+    data = with_classes_of(data, outputs_of(load_config(folder, students=True)), all_of_them=True)
+    model = load_model(folder, data.task.labels, data.task.task_type, new_head=False)
+    tokenizer = load_tokenizer(folder)
+    check_vocabulary(folder, model.config, tokenizer)
+    return model, tokenizer, encoded_split(config, data.task, data.dev, tokenizer, model, folder, accelerator)
 
 
 def encoded_split(

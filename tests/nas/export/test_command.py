@@ -298,8 +298,8 @@ def test_mistakes(mixture: Path, tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "full" / "file").touch()
     for words, message in (
         ([], "required: CHECKPOINT"),
-        ([tmp_path / "missing", *out], "missing is not a folder: give a checkpoint"),
-        ([tmp_path / "empty", *out], "empty has no config.json: give the checkpoint of a student"),
+        ([tmp_path / "missing", *out], "missing is not a folder: give that of a student or of a trained teacher"),
+        ([tmp_path / "empty", *out], "the folder has no config.json; it has nothing"),
         ([mixture, "--labels", "good", *out], "--labels: the model needs 2 distinct names, not good"),
         ([mixture, "--labels", "a,a", *out], "2 distinct names, not a, a"),
         (
@@ -322,11 +322,14 @@ def test_mistakes(mixture: Path, tmp_path: Path, refused: Refused) -> None:
         for changes in ({"model_type": "bert"}, {"architectures": ["NasBertModel"]}, {"architectures": None})
     )
     for text, message in (
-        (bert, "config.json is of a 'bert' model; give the checkpoint of a student"),
-        (no_head, "has the architecture 'NasBertModel'; known are NasBertForMaskedLM"),
+        (bert, "bert.encoder.layer.0.intermediate.dense.bias is missing"),
+        (
+            no_head,
+            "has the architecture 'NasBertModel'; give a model with a trained head (...ForSequenceClassification",
+        ),
         (unnamed, "has the architecture None"),
-        ("{", "config.json: not JSON"),
-        ("[]", "config.json: not a JSON object"),
+        ("{", "cannot be read: config.json: Expecting property name"),
+        ("[]", "cannot be read: config.json: Unrecognized model"),
     ):
         (mixture / "config.json").write_text(text)
         assert message in refused(main, mixture, *out)

@@ -126,6 +126,18 @@ def test_question_answering(tmp_path: Path) -> None:
         verify(model, onnx)
 
 
+def test_not_all_tokens_of_long_sentences_are_compared() -> None:
+    model, lengths = build(Architecture.uniform(replace(BASE, depth=1, positions=3_000))).eval(), []
+
+    class Same:
+        def logits(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            lengths.append(batch["input_ids"].shape[1])
+            return model(**batch).logits
+
+    assert verify(model, Same()) == 0  # type: ignore[arg-type]
+    assert lengths == [1, 8, 13, 32, 1_024]
+
+
 @pytest.mark.slow
 def test_it_runs_without_torch(tmp_path: Path) -> None:
     model, features = of_head("classification"), inputs(batch(4, 9))
