@@ -94,7 +94,7 @@ def state_of(folder: Folder) -> StudyState:
             best = f"{compared_by} {ranked[0].values[0]:.4f} (trial {ranked[0].number})"
         if (outcome := folder.outcome(stage)) is not None:
             state, winner = "done", outcome["winner"]
-            if winner["confirmed_mean"] is not None:
+            if winner.get("confirmed_mean") is not None:
                 best = f"confirmed score {winner['confirmed_mean']:.4f} (trial {winner['trial']})"
         elif running and stage == begun[-1]:
             state = "running"

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
+from distill.table import plural
 from nas.config.load import load_config
-from nas.config.schema import StudyConfig
+from nas.config.schema import ConfigError, StudyConfig
 from nas.planning.finalists import BASELINES, WINNER, WINNER_WITH_BASE_GRAPHS, front
 from nas.study import attributes as names
 from nas.study import ledger
@@ -162,7 +163,7 @@ class Stage:
     @property
     def finalists(self) -> dict[int, Mapping[str, Any]]:
         """The entries of the finalists in best.json, by their numbers."""
-        return {} if self.best is None else {row["trial"]: row for row in self.best["finalists"]}
+        return {} if self.best is None else {row["trial"]: row for row in self.best.get("finalists", ())}
 
     @property
     def costs(self) -> tuple[str, ...]:
@@ -262,7 +263,8 @@ def read(folder: Folder, storage: str | None = None) -> Study:
     """Read a study, which may be finished, interrupted or still running.
 
     Raises:
-        ConfigError: the folder is not one of a study, no stage has begun, or one of its files cannot be read.
+        ConfigError: the folder is not one of a study, no stage has begun, or one of its files cannot be read, or is not
+            of this storage.
         StorageError: the storage cannot be opened.
     """
     studies = studies_of(folder, storage)
@@ -283,6 +285,13 @@ def read(folder: Folder, storage: str | None = None) -> Study:
         for stage in STAGES
         if (name := f"stage-{stage}") in studies
     )
+    for stage in stages:
+        named = [*stage.finalists, *([stage.best["winner"]["trial"]] if stage.best is not None else [])]
+        if missing := [number for number in named if number not in range(len(stage.candidates))]:
+            raise ConfigError(
+                f"{folder.best(stage.name)} names trial {missing[0]}, and stage-{stage.name} has "
+                f"{plural(len(stage.candidates), 'trial')}: the file is of another storage, or of a later state of it"
+            )
     references = candidates(REFERENCE, "reference")
     confirmations = candidates(CONFIRMATION, "confirmation")
     return Study(folder.path.resolve().name, folder, config, stages, references, confirmations)

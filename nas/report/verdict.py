@@ -17,7 +17,7 @@ def of_study(study: Study) -> str:
     """One sentence about the last stage; if that has not ended, it says what is known so far."""
     stage = study.last
     if stage.best is None:
-        return _so_far(stage)
+        return _so_far(stage, study.config.stage(stage.name).confirm_seeds)
     lead = stage.best["winner"].get("lead")
     if lead is not None and lead["over"] in (WINNER, WINNER_WITH_BASE_GRAPHS):
         # The lead is over what an earlier stage found, not over a fixed baseline.
@@ -31,8 +31,8 @@ def of_stages(study: Study) -> list[str]:
     return [f"Stage {name}: {_sentence(winner.get('lead'), winner['trial'], 'the stage')}" for name, winner in ended]
 
 
-def _so_far(stage: Stage) -> str:
-    """What is known of a stage that has not ended."""
+def _so_far(stage: Stage, seeds: int) -> str:
+    """What is known of a stage that has not ended, and will be confirmed with so many seeds."""
     unfinished = f"It is not known yet whether searching paid off: stage {stage.name} has not ended"
     if stage.leader is None:
         return f"{unfinished}, and no candidate within the budget has a score."
@@ -42,7 +42,8 @@ def _so_far(stage: Stage) -> str:
         against = f", and is itself a baseline, {shown(best.origin)}"
     return (
         f"{unfinished}. So far its best candidate has a {stage.goals[0]} of {with_error(stage.leader.result)}"
-        f"{against}. The best of many noisy scores is partly luck; the confirmation with fresh seeds will tell."
+        f"{against}. The best of many noisy scores is partly luck"
+        + ("; the confirmation with fresh seeds will tell." if seeds else ".")
     )
 
 

@@ -187,6 +187,11 @@ def test_bad_input(reports: Reports, tmp_path: Path, refused: Refused, monkeypat
     assert "there is no study demo/stage-1" in refused(
         command.main, path, "--storage", f"sqlite:///{tmp_path}/other.db"
     )
+    best = json.loads((path / "stage-1" / "best.json").read_text())
+    best["winner"]["trial"] = 99
+    (path / "stage-1" / "best.json").write_text(json.dumps(best))
+    message = refused(command.main, path)
+    assert "best.json names trial 99, and stage-1 has " in message and "of another storage" in message
     (path / "stage-1" / "best.json").write_text("{")
     assert "best.json: not JSON" in refused(command.main, path)
     (path / "study.db").unlink()

@@ -37,6 +37,7 @@ def test_models_in_one_plane(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
     assert f"wrote {plot}" in capsys.readouterr().out
     assert "--plot" in refused(main, one, two, "--plot", tmp_path / "plane.what")
+    assert "give the file an ending" in refused(main, one, two, "--plot", tmp_path / "plane")
     for option in (("--rows", 8), ("--tokens", 32), ("--labels", 2), ("--storage", "sqlite:///s.db"), ("--json",)):
         assert f"leave out {option[0]}" in refused(main, one, two, "--plot", plot, *option)
     other = exported(tmp_path / "other", 0.7, (STUDENT, TORCH, 32, 11.0), metric="accuracy")

@@ -62,6 +62,9 @@ def test_before_the_end(study: Study) -> None:
     assert leader is not None
     assert leader.score == max(c.score for c in study.stages[0].within_budget)
     assert f"{leader.score:.4f}" in of_study(unfinished)
+    assert of_study(unfinished).endswith("partly luck; the confirmation with fresh seeds will tell.")
+    without = load_config("demo-ffn", {"stage1.confirm_seeds": 0})
+    assert of_study(replace(unfinished, config=without)).endswith("partly luck.")
     baseline = unfinished.stages[0].baselines[0]
     alone = replace(unfinished, stages=(replace(unfinished.stages[0], candidates=(baseline,)),))
     assert f"0.0100, and is itself a baseline, {baseline.origin}." in of_study(alone)
