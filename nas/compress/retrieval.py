@@ -69,30 +69,31 @@ def pairs_of(data: Any, ranked: bool = False) -> Pairs:
     """
     names = ["query", "passage", *(["relevant"] if ranked else [])]
     if isinstance(data, str | Path):
-        columns = read_columns(Path(data), names)
+        columns = read_columns(Path(data), names, {"relevant": _relevant})
     else:
         rows = rows_of(data, "retrieval", ())
-        for pair in rows:
-            if "relevant" in pair:
-                value = pair["relevant"]
-                pair["relevant"] = str(value.item() if hasattr(value, "item") else value)
-        columns = {name: text_column(rows, "retrieval", name) for name in names}
-    where = data if isinstance(data, str | Path) else "retrieval"
+        columns = {name: text_column(rows, "retrieval", name) for name in names[:2]}
+        if ranked:
+            cells = (row.get("relevant") for row in rows)
+            columns["relevant"] = [
+                _relevant(f"retrieval: row {row}", "relevant", cell) for row, cell in enumerate(cells, 1)
+            ]
     numbers = {passage: number for number, passage in enumerate(dict.fromkeys(columns["passage"]))}
     passages: dict[str, dict[int, bool]] = {}
-    relevant = columns.get("relevant", ["1"] * len(columns["query"]))
-    for row, (query, passage, answers) in enumerate(
-        zip(columns["query"], columns["passage"], relevant, strict=True), 1
-    ):
-        if answers not in RELEVANT:
-            raise TableError(
-                f"{where}: row {row} has {shortened(answers)} in the column 'relevant', which is not 0 or 1"
-            )
-        passages.setdefault(query, {})[numbers[passage]] = RELEVANT[answers]
+    relevant = columns.get("relevant", [True] * len(columns["query"]))
+    for query, passage, answers in zip(columns["query"], columns["passage"], relevant, strict=True):
+        passages.setdefault(query, {})[numbers[passage]] = answers
     right = (frozenset(number for number, answers in some.items() if answers) for some in passages.values())
     return Pairs(
         tuple(passages), tuple(numbers), tuple(right), tuple(map(tuple, passages.values())) if ranked else None
     )
+
+
+def _relevant(place: str, column: str, cell: Any) -> bool:
+    value = str(cell.item() if hasattr(cell, "item") else cell).strip()
+    if value not in RELEVANT:
+        raise TableError(f"{place} has {shortened(value)} in the column {column!r}, which is not 0 or 1")
+    return RELEVANT[value]
 
 
 def contributions(queries_QD: np.ndarray, passages_PD: np.ndarray, answers: Sequence[frozenset[int]]) -> np.ndarray:

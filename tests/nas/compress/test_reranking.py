@@ -178,8 +178,10 @@ def test_passages_to_rank(tmp_path: Path) -> None:
     for kind in (float, bool, str, np.float32, torch.tensor):
         rows = [{**row, "relevant": kind(row["relevant"])} for row in (*ROWS[:7], ROWS[0])]
         assert pairs_of(rows, ranked=True) == pairs
-    with pytest.raises(TableError, match="row 1 has '2' in the column 'relevant', which is not 0 or 1"):
+    with pytest.raises(TableError, match=r"b.jsonl:1 has '2' in the column 'relevant', which is not 0 or 1"):
         pairs_of(write(tmp_path / "b.jsonl", [{**ROWS[0], "relevant": 2}]), ranked=True)
+    with pytest.raises(TableError, match="retrieval: row 2 has 'None' in the column 'relevant', which is not 0 or 1"):
+        pairs_of([ROWS[0], {"query": "a", "passage": "b"}], ranked=True)
     with pytest.raises(TableError, match="no column 'relevant'"):
         pairs_of(write(tmp_path / "c.jsonl", [{"query": "a", "passage": "b"}]), ranked=True)
 
