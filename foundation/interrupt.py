@@ -1,4 +1,7 @@
-"""Records Ctrl-C, because Python drops a KeyboardInterrupt that is raised in a finalizer or a callback from C code."""
+"""Records Ctrl-C, because Python drops a KeyboardInterrupt that is raised in a finalizer or a callback from C code.
+
+What is said of Ctrl-C holds for SIGTERM, too, by which `kill` and job schedulers end a process.
+"""
 
 import atexit
 import contextlib
@@ -11,6 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # After Ctrl-C this many seconds pass before it raises again, as many commands are sent it twice: what the first one set
 # off is left to clean up.
 PAUSE = 1.0
@@ -43,13 +47,15 @@ def recording() -> Iterator[None]:
             previous_hook(unraisable)
 
     _pressed.clear()
-    previous_handler, previous_hook = signal.signal(signal.SIGINT, handler), sys.unraisablehook
+    previous_handlers = {number: signal.signal(number, handler) for number in _SIGNALS}
+    previous_hook = sys.unraisablehook
     sys.unraisablehook = ignore_interrupt
     try:
         yield
     finally:
         _pressed.clear()
-        signal.signal(signal.SIGINT, previous_handler)
+        for number, previous_handler in previous_handlers.items():
+            signal.signal(number, previous_handler)
         sys.unraisablehook = previous_hook
         atexit.unregister(_ignore)
         atexit.register(_ignore)
@@ -57,6 +63,18 @@ def recording() -> Iterator[None]:
 
 def _ignore() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """In this block a library may set handlers of its own, which are replaced by those of before at its end."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -20,18 +20,21 @@ INT8 = "onnx-int8"
 
 @dataclass(frozen=True)
 class Description:
-    """The bytes that a file takes beside its weights, measured: names, shapes and, in ONNX, the operations."""
+    """The bytes that a file takes beside its weights, measured: names, shapes and, in ONNX, the operations. Those of an
+    expert are in addition to those of what has it.
+    """
 
     model: int
     attention: int
     block: int
+    expert: int
 
 
 # By the runtime of `deployment`.
 DESCRIPTIONS = {
-    "torch": Description(1_000, 1_200, 700),
-    "onnx": Description(10_500, 2_900, 900),
-    INT8: Description(13_500, 5_300, 2_200),
+    "torch": Description(1_000, 1_200, 700, 0),
+    "onnx": Description(10_000, 7_100, 3_350, 2_000),
+    INT8: Description(12_500, 9_500, 4_650, 2_300),
 }
 
 
@@ -52,14 +55,17 @@ def layer_bytes(base: Base, layer: Layer, runtime: str) -> int:
     width = attention.heads * base.width // base.heads
     of_attention = 0 if layer.left_out else attention.experts * (3 * width + base.width)
     inner = (1 + ffn.graph.gated) * ffn.inner(base) if ffn.stack else 0
-    channels = of_attention + ffn.stack * ffn.experts.count * (inner + base.width)
-    biases = {"all": channels, "not inner": of_attention + ffn.stack * base.width, "none": 0}[base.biases]
+    mapped = of_attention + ffn.stack * ffn.experts.count * (inner + base.width)
+    biases = {"all": mapped, "not inner": of_attention + ffn.stack * base.width, "none": 0}[base.biases]
     norms = base.norm_size * ((not layer.left_out) + ffn.stack)
+    of_ffn, of_heads = ffn.stack * _several(ffn.experts.count), _several(attention.experts)
+    channels = mapped + of_heads + of_ffn * ffn.experts.gated  # gates have no bias
     weights = _bytes(cost.layer_params(base, layer), channels, biases, norms, runtime)
     hashed = ffn.experts.count > 1 and not ffn.experts.gated
     described = DESCRIPTIONS[runtime]
-    blocks = ffn.stack * (described.block + hashed * base.vocabulary)  # a routing table has a byte for each token
-    return weights + blocks + (not layer.left_out) * described.attention
+    names = ffn.stack * described.block + (not layer.left_out) * described.attention
+    experts = (of_ffn + of_heads) * described.expert + hashed * base.vocabulary  # a table has a byte for each token
+    return weights + names + experts
 
 
 def head_bytes(base: Base, part: PredictionHead, runtime: str, num_labels: int, head: cost.HeadCost) -> int:
@@ -71,8 +77,14 @@ def head_bytes(base: Base, part: PredictionHead, runtime: str, num_labels: int, 
         channels = inner + base.vocabulary * (not base.tied)
         return _bytes(params, channels, inner, 2 * inner + words, runtime)
     pooler = base.width if head.pooled or base.dense_heads else 0
-    channels = pooler + part.experts * head.of(num_labels)
-    return _bytes(params, channels, channels, 0, runtime)
+    experts = _several(part.experts) if head.may_have_experts else 0
+    biases = pooler + head.of(num_labels) * max(1, experts) + experts * base.width
+    return _bytes(params, biases + experts, biases, 0, runtime) + experts * DESCRIPTIONS[runtime].expert
+
+
+def _several(experts: int) -> int:
+    """The number of experts, 0 for a dense part."""
+    return experts if experts > 1 else 0
 
 
 def _bytes(params: int, channels: int, biases: int, norms: int, runtime: str) -> int:

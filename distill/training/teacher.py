@@ -61,6 +61,11 @@ def load_config(source: str, students: bool = False) -> Any:
     """
     config = read_config(source)
     if config.model_type not in supported(students):
+        if config.model_type in supported(students=True):
+            raise TeacherError(
+                f"the model {source!r} is a student itself, of type {config.model_type!r}: give the encoder that it "
+                "learned from, or another one"
+            )
         types = ", ".join(supported(students))
         raise TeacherError(f"the model {source!r} is of type {config.model_type!r}; supported are {types}")
     if fault := unsupported(config, Path(locate(source))):

@@ -146,7 +146,8 @@ def _connect(cluster: Cluster, folder: Path | None) -> None:
         runtime_env={"env_vars": {"PYTHONPATH": path, "MALLOC_ARENA_MAX": "1", VARIABLE: os.environ.get(VARIABLE, "")}},
     )
     try:
-        init()
+        with interrupt.kept():  # at SIGTERM, Ray would leave at once
+            init()
     except Exception as error:  # of any kind, from a port that is taken to a process that does not answer
         raise ConfigError(
             f"Ray does not start: {reason(error)}; check memory, disk and processes of this machine"

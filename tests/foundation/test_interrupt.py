@@ -57,6 +57,16 @@ def test_ctrl_c_in_a_finalizer_is_remembered_and_not_printed(monkeypatch: pytest
     assert shown == []
 
 
+def test_sigterm_is_as_ctrl_c() -> None:
+    usual = signal.getsignal(signal.SIGTERM)
+    with interrupt.recording():
+        with interrupt.kept():  # while a library, such as Ray, lets it end the process
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is usual
+
+
 def test_ctrl_c_waits_for_the_end_of_a_transaction() -> None:
     done = []
 

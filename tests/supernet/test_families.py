@@ -183,7 +183,7 @@ def test_what_only_students_of_bert_have(architecture: Architecture, name: str) 
 def test_checkpoints_are_read_back(tmp_path: Path) -> None:
     student = shaken(from_teacher(pair()[1], stack=1)).eval()
     student.save_pretrained(tmp_path)
-    with pytest.raises(TeacherError, match=r"is of type 'nas_roberta'; supported are bert, .*roberta"):
+    with pytest.raises(TeacherError, match="is a student itself, of type 'nas_roberta'"):
         load_config(str(tmp_path))
     loaded = load_model(str(tmp_path), ["a", "b"], new_head=False).eval()
     equal([student, loaded])

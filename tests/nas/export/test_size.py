@@ -1,5 +1,6 @@
 """The closed form of a file's size against files that are written."""
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from nas.onnx.int8 import quantize
 from nas.onnx.model import export_onnx
 from search_spaces import FFN, Architecture, Base
 from search_spaces.cost import CLASSIFIER
-from search_spaces.layer import FULL, Attention, Embedding, Experts, Layer
+from search_spaces.layer import FULL, Attention, Embedding, Experts, Layer, PredictionHead
 from search_spaces.size import size_limit
 from supernet.build import build
 from tests import requirements
 from tests.nas.export.test_ordinary import HALF, NO_FFN
+from tests.tiny import shaken
 
 WIDE = Base(depth=3, width=96, heads=4, inner=384, vocabulary=4000, positions=64)
 LAYERS = {
@@ -28,12 +30,21 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+# Of which most parameters are those of experts, in the head, too.
+NARROW = replace(WIDE, depth=1, inner=96, vocabulary=2000)
+EXPERTS = Layer(Attention(4, 4), FFN(stack=3, expansion=Fraction(1, 4), experts=Experts(4)))
+
+
+@pytest.mark.parametrize("kind", [*LAYERS, "experts everywhere"])
 def test_estimates_are_within_two_percent(kind: str, tmp_path: Path) -> None:
     requirements.module("onnxruntime", "onnx")
     embedding = Embedding(48) if kind == "parts" else FULL
-    architecture = Architecture(WIDE, tuple(LAYERS[kind]), embedding=embedding)
-    model = build(architecture, num_labels=3).eval()
+    if kind == "experts everywhere":
+        architecture = Architecture(NARROW, (EXPERTS,), PredictionHead(8))
+    else:
+        architecture = Architecture(WIDE, tuple(LAYERS[kind]), embedding=embedding)
+    # Equal tensors, such as new biases, would be stored once.
+    model = shaken(build(architecture, num_labels=3)).eval()
     files = {runtime: tmp_path / runtime for runtime in ("torch", "onnx", "onnx-int8")}
     save_file(model.state_dict(), files["torch"])
     export_onnx(model, files["onnx"])

@@ -369,7 +369,7 @@ def test_a_teacher_with_experts_in_its_head(tiny_study: TinyStudy, tmp_path: Pat
     assert (teacher.model_type, teacher.head_experts) == ("nas_bert", 3)
     student = TrainedEvaluator(workspace, "cpu").student(replace(whole, head=PredictionHead(2)))
     assert (student.config.head_experts, student.config.num_labels) == (2, teacher.num_labels)
-    with pytest.raises(TeacherError, match="is of type 'nas_bert'; supported are"):
+    with pytest.raises(TeacherError, match="is a student itself, of type 'nas_bert'"):
         prepare(load_config(str(tiny_study.preset), places | {"base": "teacher"}), "cpu")
 
 
