@@ -20,6 +20,7 @@ from nas.export.checkpoint import ARCHITECTURE, CONFIG, Checkpoint
 from nas.export.hub import NOT_THERE, Publication, hub_name
 from nas.export.latency import STUDENT, LatencyReport
 from nas.export.ordinary import remaining_layers
+from nas.onnx.model import output_names
 
 # The version of transformers with which exported students may no longer load.
 NEXT = "6"
@@ -130,11 +131,11 @@ class Card:
         return USE if self.checkpoint.type.pool is None else USE_OF_SENTENCES
 
     def _introduction(self) -> str:
-        config = self.checkpoint.model.config
+        config, name = self.checkpoint.model.config, " ".join(self.name.split())
         if not self.checkpoint.is_student:
-            return f"# {' '.join(self.name.split())}\n\nA checkpoint of the type `{config.model_type}`."
+            return f"# {name}"
         heads = "" if config.attention_heads is None else "attention heads and "
-        name, layers = " ".join(self.name.split()), plural(len(remaining_layers(config)), "layer")
+        layers = plural(len(remaining_layers(config)), "layer")
         return (
             f"# {name}\n\nAn encoder of {layers}, {config.hidden_size} wide, whose {heads}feed-forward networks (FFNs) "
             "were designed layer by layer by a neural architecture search (ffn-nas), and which learned from a teacher "
@@ -181,6 +182,7 @@ class Card:
             return ""
         family, config = family_of(self.checkpoint.model), self.checkpoint.model.config
         inputs, longest = family.inputs(config), family.positions(config)
+        outputs = output_names(self.checkpoint.type)
         lines = []
         for file, scores in self.forms.items():
             texts = []
@@ -192,7 +194,7 @@ class Card:
             lines.append(f"- `{file}`" + (f": {'; '.join(texts)}" if texts else ""))
         return (
             f"## ONNX\n\nInputs {', '.join(f'`{name}`' for name in inputs)} of any number of sentences of up to "
-            f"{longest:,} tokens; the outputs are those of the PyTorch model.\n\n" + "\n".join(lines)
+            f"{longest:,} tokens; outputs {', '.join(f'`{name}`' for name in outputs)}.\n\n" + "\n".join(lines)
         )
 
     def _latency(self) -> str:

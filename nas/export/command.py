@@ -1,5 +1,4 @@
-"""Export a trained student, or an ordinary checkpoint, as a folder that loads without this project, with a model card,
-ONNX and int8 models.
+"""Export a student or a trained teacher as a folder that loads without this project, with a card, ONNX and int8 models.
 
     python -m nas.export results/demo/final                       (the Hugging Face folder with a model card)
     python -m nas.export results/demo/final --onnx                (and an ONNX model)

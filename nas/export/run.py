@@ -17,6 +17,7 @@ from distill.cli import DONE
 from distill.encoders.family import family_of
 from distill.table import difference, with_error
 from distill.tasks.corpora import embedded_corpus
+from distill.tasks.types.embeddings import POOLING
 from distill.training.evaluation import EvalSet
 from distill.training.kept_teacher import check_kept
 from distill.training.loop import make_accelerator
@@ -294,4 +295,6 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
         return None
     own = checkpoint.model.config
     set_head(config, [own.id2label[number] for number in range(own.num_labels)], checkpoint.type.name)
+    if checkpoint.type.pool is not None:
+        setattr(config, POOLING, getattr(own, POOLING))
     return config

@@ -1,6 +1,7 @@
 """`python -m nas.export` of ordinary checkpoints of transformers: the teacher's own ONNX and int8 files."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,16 @@ from transformers import (
     PreTrainedModel,
 )
 
+from distill.tasks.types import EMBEDDINGS, TASK_TYPES
 from distill.training.evaluation import split_batches
+from distill.training.sentences import copy_modules
+from distill.training.teacher import load_model
+from nas.config.load import load_config
 from nas.export.command import main
 from nas.onnx.model import VECTORS, OnnxModel, padded_batch
 from nas.preparation.workspace import Workspace
+from search_spaces import Architecture
+from supernet.build import base_of_teacher, build
 from tests import requirements
 from tests.commands import Refused, run
 from tests.nas.rows import study
@@ -59,7 +66,9 @@ def sentence_encoder(folder: Path, pooler: bool) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["sentences", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "sentences")]
+)
 @torch.no_grad()
 def test_every_head(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = shaken(KINDS[kind](), scale=0.05).eval()
@@ -99,7 +108,26 @@ def test_a_sentence_encoder(pooler: bool, tmp_path: Path) -> None:
     assert [output.name for output in onnx.session.get_outputs()] == [VECTORS]
     torch.testing.assert_close(onnx.run(batch)[0], mean_BD, rtol=1e-4, atol=1e-5)
     assert load_file(out / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
-    assert "SentenceTransformer(" in (out / "README.md").read_text() and (out / "modules.json").exists()
+    card = (out / "README.md").read_text()
+    assert "SentenceTransformer(" in card and f"outputs `{VECTORS}`" in card and (out / "modules.json").exists()
+
+
+@pytest.mark.slow
+def test_a_student_of_a_sentence_encoder_beside_its_teacher(tmp_path: Path) -> None:
+    """The teacher has no head, and pools as the student does."""
+    teacher, folder, out = sentence_encoder(tmp_path / "encoder", True), tmp_path / "student", tmp_path / "out"
+    template = load_model(str(teacher), (), EMBEDDINGS, new_head=False).config
+    architecture = Architecture.uniform(*base_of_teacher(template), expansion=Fraction(1, 2))
+    saved(build(architecture, TASK_TYPES[EMBEDDINGS], template=template), folder)
+    copy_modules(str(teacher), folder)
+    architecture.save(folder / "architecture.json")
+    rows = {"train": "a.tsv", "dev": "b.tsv", "text": "text", "embeddings": True}
+    config = load_config("compress-embeddings", {"teacher": str(teacher), "tasks": ["mine"], "rows": {"mine": rows}})
+    (folder / "config.toml").write_text(config.to_toml())
+    assert run(main, folder, "--onnx", "--out", out, *QUICK) == 0
+    timings = json.loads((out / "latency.json").read_text())["timings"]
+    keys = {(timing["model"], timing["form"]) for timing in timings}
+    assert keys == {(model, form) for model in ("teacher", "student") for form in ("torch", "ONNX")}
 
 
 @torch.no_grad()
