@@ -228,7 +228,7 @@ def test_the_file_of_latencies_is_known_once_there_is_a_teacher(workspace: Works
     assert latencies_file(workspace.config, workspace, "cpu") is not None
 
 
-@pytest.mark.parametrize(("runtime", "most"), [("onnx", 90), ("onnx-int8", 55)])
+@pytest.mark.parametrize(("runtime", "most"), [("onnx", 105), ("onnx-int8", 75)])
 def test_a_limit_on_the_file_is_that_of_its_form(runtime: str, most: int) -> None:
     config = load_config("demo-ffn", TABLE | {"space.max_size": f"{most}KB", "deployment.runtime": runtime})
     (limit,) = closed_limits(config, BASE, 4, cost.CLASSIFIER)
