@@ -78,6 +78,7 @@ def test_every_method_is_measured(
         assert "pruning: --budgets: the fewest heads and channels exceed " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_budgets_of_latency(tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = '[supernet]\ninheritance = "compensated"\n\n[objective]\nattention = 0.0\n\n[finetune]'
     sizes = "stacks = [0, 1]\nheads = [0, 1, 2, 4]"

@@ -89,7 +89,7 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
         ({"space.attention_experts": [1, 65]}, "space.attention_experts.1: Input should be less than or equal to 64"),
         ({"space.attention_experts": [2, 2]}, "space.attention_experts: 2 is given twice"),
         ({"space.head_experts": []}, "space.head_experts: "),
-        ({"space.head_experts": [True]}, "space.head_experts.0: "),
+        ({"space.head_experts": [True]}, "space.head_experts: must be a number, not true"),
         ({"space.head_experts": [1.5]}, "space.head_experts.0: "),
         ({"space.attention_experts": 4}, "space.attention_experts: "),
         (WHOLE, 'space.head_experts: prediction layers start with random weights: set stage1.evaluation = "trained"'),

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -73,6 +74,8 @@ Reports = Callable[[str], tuple[Path, Study, Elements]]
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """The folder of a study of a kind with its report, what was read from it, and the page's elements."""
+    # Once for every user it lists all fonts, which would count as the processor time of the first test.
+    import_module("matplotlib.font_manager")
 
     @cache
     def report(kind: str) -> tuple[Path, Study, Elements]:
