@@ -15,7 +15,6 @@ CATALOGUE = {
     "throughput": ("training throughput against the published protocol", "30 minutes"),
     "inference": ("speed of whole mixtures against their number of experts (MoEBERT, figure 4)", "5 minutes"),
     "latency": ("predicted against measured latency of whole models", "2 minutes"),
-    "orchestration": ("time of a trial besides training", "5 minutes"),
     "samplers": ("evaluations that each sampler needs on a tabulated space", "10 minutes"),
     "tabulate": ("makes a tabulated space", "2 hours"),
     "leads": ("winners of searches against baselines, over seeds and budgets", "4 hours"),

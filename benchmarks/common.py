@@ -11,7 +11,6 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -119,12 +118,6 @@ def ratio(values: Iterable[float], others: Iterable[float]) -> Summary:
 def difference(values: Iterable[float], others: Iterable[float]) -> Summary:
     """The differences of two sides, each within a round."""
     return summarise([value - other for value, other in zip(values, others, strict=True)])
-
-
-def in_new_process(function: Callable[..., Value], *arguments: Any) -> Value:
-    """What a function of a module returns when a new process calls it."""
-    with ProcessPoolExecutor(1, _SPAWN) as pool:
-        return pool.submit(function, *arguments).result()
 
 
 def start_server(serve: Callable[..., None], *arguments: Any) -> Connection:

@@ -1,11 +1,14 @@
 """Very long lines, small Parquet files that expand to gigabytes, and files that end early."""
 
 import json
+import multiprocessing
 import os
 import random
 import resource
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import datasets
 import numpy
@@ -13,7 +16,6 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from benchmarks.common import in_new_process
 from distill.tasks.readers import hub, tables
 from foundation.errors import UserError
 from tests import requirements
@@ -21,6 +23,7 @@ from tests.trust.mutations import bounded, case
 from tests.trust.test_hostile_files import PARSERS, examples
 from tests.trust_counts import Cases
 
+Value = TypeVar("Value")
 DAMAGED = Path(__file__).with_name("large_dictionary.parquet")
 LONG = "word " * 2_000_000
 # Parser -> a file with a line of ten megabytes, which is a valid value of a row.
@@ -58,6 +61,12 @@ def test_lines_of_ten_megabytes(name: str, tmp_path: Path, cases: Callable[..., 
     with case(counts, name):
         parse(path)
     assert bool(counts["refused"]) == (name in ("graphs", "architectures", "presets"))
+
+
+def in_new_process(function: Callable[..., Value], *arguments: Any) -> Value:
+    """What a function of this module returns in a process whose memory nothing has used."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def test_a_damaged_file_that_asks_for_gigabytes(tmp_path: Path) -> None:
