@@ -2,15 +2,17 @@
 MACs of the layers (linear maps and attention products of a sentence of the preset's `max_length` tokens).
 
 A budget n is an n-th of the teacher's MACs. Attention heads and FFN channels are pruned if the preset's heads vary,
-otherwise channels alone. The published methods prune the fine-tuned teacher with as many training rows as published,
-K-prune with both published weights of its second term. With --latency, a budget is an n-th of the teacher's latency in
-the preset's `deployment`, by the table of latencies, and models are scored in that runtime; the published methods,
-which know MACs alone, then get as many as fit. The others are compensated on the preset's calibration rows: the
-MILP allocation, which may give a layer any number of heads and, beside the preset's expansions, any multiple of 1/64 of
-the channels, and the baselines of a search. All are scored on the whole dev split, untrained and after --steps steps of
-the candidates' training on the same batches. Differences are to the best of the published methods for each supernet, on
-the same rows; their standard errors cover the rows and, with several, the supernets. What the file of raw numbers has
-already is not measured again.
+otherwise channels alone. The published methods prune the fine-tuned teacher with as many rows (K-prune: tokens) of the
+training split as published, K-prune with both published weights of its second term. The others are compensated on the
+preset's calibration rows: the MILP allocation, which may give a layer any number of heads and, besides the preset's
+expansions, any multiple of 1/64 of the channels, and the baselines of a search. All are scored on the whole dev split,
+untrained and after --steps steps of the candidates' training on the same batches. Differences are to the best of the
+published methods for each supernet, on the same rows; their standard errors cover the rows and, with several, the
+supernets. What the file of raw numbers has already is not measured again.
+
+With --latency, a budget is an n-th of the teacher's latency in the preset's `deployment`, by the table of latencies,
+and models are scored in that runtime. The published methods, which take a budget of MACs, are then run a few times for
+the largest one whose result fits, and the MILP allocation has the sizes of the preset.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -55,7 +57,7 @@ OURS = "compensated, "
 # How finely the MILP allocation divides the channels of a layer. As predicted losses end with the space's largest
 # expansion, the preset's may be too few for mild budgets.
 PARTS = 64
-# How often the published methods are run for one latency, and how much of it they must use at least to be run no more.
+# The most runs of a published method for a budget of latency, and the share of the budget from which it stops early.
 TRIES, USED = 4, 0.97
 Row = dict[str, Any]
 
@@ -187,8 +189,7 @@ def largest_within(
     ends: Sequence[tuple[int, Architecture]],
     pruned: Callable[[int], tuple[PreTrainedModel, Architecture]],
 ) -> tuple[PreTrainedModel, Architecture]:
-    """The largest within a limit of what a method makes of up to `TRIES` numbers of MACs, by the rule of false position
-    (the Illinois algorithm).
+    """The largest within a limit of what a method makes of up to `TRIES` numbers of MACs, by false position.
 
     Args:
         ends: the smallest and the largest that it can make, and their MACs.
@@ -197,22 +198,23 @@ def largest_within(
     Raises:
         BenchmarkError: it makes nothing within the limit.
     """
-    (low, fits), (high, exceeds) = ((count, float(limit.total(one) - limit.maximum)) for count, one in ends)
-    if exceeds <= 0:
+    (low, low_excess), (high, high_excess) = ((count, float(limit.total(one) - limit.maximum)) for count, one in ends)
+    if high_excess <= 0:
         return pruned(high)
     found, last = None, 0
-    for _ in range(TRIES if fits < 0 else 0):
-        budget = low + int((high - low) * fits / (fits - exceeds))
+    for _ in range(TRIES if low_excess < 0 else 0):
+        budget = low + int((high - low) * low_excess / (low_excess - high_excess))
         model, architecture = pruned(budget)
-        beyond = limit.total(architecture) - limit.maximum
-        if beyond > 0:
-            high, exceeds, fits = budget, beyond, fits / 2 if last > 0 else fits
-        elif beyond >= (USED - 1) * limit.maximum:
+        excess = limit.total(architecture) - limit.maximum
+        # Illinois: the end that stays a second time counts half.
+        if excess > 0:
+            high, high_excess, low_excess = budget, excess, low_excess / 2 if last > 0 else low_excess
+        elif excess >= (USED - 1) * limit.maximum:
             return model, architecture
         else:
-            low, fits, exceeds = budget, beyond, exceeds / 2 if last < 0 else exceeds
+            low, low_excess, high_excess = budget, excess, high_excess / 2 if last <= 0 and found else high_excess
             found = model, architecture
-        last = beyond
+        last = excess
     if found is None:
         raise BenchmarkError(
             f"--budgets: in {TRIES} tries nothing was pruned to {limit.in_words(limit.maximum)}; the smallest possible "
