@@ -21,7 +21,7 @@ from supernet.build import ExportError
 TOLERANCE = 1e-4
 VECTORS = "sentence_embedding"
 # The sizes of the batches on which ONNX is compared with torch, as (sentences, tokens), where the model can read so
-# many. Eager attention takes memory with the square of the tokens: 17 GB for two sentences of 8,192.
+# many. Eager attention takes memory with the square of the tokens: 1 GB for a layer and two sentences of 2,048.
 SIZES = ((1, 1), (1, 8), (3, 13), (8, 32), (2, 1_024))
 _EXAMPLE = (3, 7)
 
