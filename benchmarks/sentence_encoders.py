@@ -50,7 +50,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, report: Report) -> None:
-    texts, sets = _texts(options.squad)
+    texts, sets = texts_and_sets(options.squad)
     report.progress(
         f"{len(texts):,} texts, {', '.join(f'{len(pairs.queries)} queries of {name}' for name, pairs in sets)}"
     )
@@ -107,7 +107,7 @@ def _fewer_layers(config: StudyConfig) -> Architecture:
     return baselines[FEWER_LAYERS]
 
 
-def _texts(squad: Path) -> tuple[list[str], list[tuple[str, Pairs]]]:
+def texts_and_sets(squad: Path) -> tuple[list[str], list[tuple[str, Pairs]]]:
     """The texts to learn from, and the retrieval sets by name."""
     shuffle = random.Random(0).shuffle
     runs = [run for run in _runs() if len(run) > 2]

@@ -134,7 +134,7 @@ def measure_retrieval(
     models = {TEACHER: teacher, STUDENT: student}
     if pairs.ranked is not None:
         rows = {name: _reranked(pairs, source, max_length, accelerator) for name, source in models.items()}
-        return _beside_teacher(rows, OF_RERANKERS)
+        return beside_teacher(rows, OF_RERANKERS)
     prompts = prompts_of(locate(teacher))
     found = {
         name: [
@@ -145,10 +145,10 @@ def measure_retrieval(
     }
     found[ASYMMETRIC] = [found[STUDENT][0], found[TEACHER][1]]
     rows = {name: contributions(vectors[0], vectors[1], pairs.answers) for name, vectors in found.items()}
-    return _beside_teacher(rows, METRICS)
+    return beside_teacher(rows, METRICS)
 
 
-def _beside_teacher(rows: Mapping[str, np.ndarray], metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
+def beside_teacher(rows: Mapping[str, np.ndarray], metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The metrics of each model from the contributions of the queries, (Q, 3), in the order of `METRICS`."""
     result: dict[str, dict[str, Any]] = {}
     for name, rows_Q3 in rows.items():
