@@ -12,7 +12,6 @@ PROGRAM = "python -m benchmarks"
 RAW = Path("results") / "raw"
 # The benchmarks by name: what each answers, and how long it takes with its default options on two processor cores.
 CATALOGUE = {
-    "throughput": ("training throughput against the published protocol", "30 minutes"),
     "inference": ("speed of whole mixtures against their number of experts (MoEBERT, figure 4)", "5 minutes"),
     "latency": ("predicted against measured latency of whole models", "2 minutes"),
     "samplers": ("evaluations that each sampler needs on a tabulated space", "10 minutes"),
@@ -22,12 +21,8 @@ CATALOGUE = {
     "sentence_encoders": ("a sentence encoder and what it retrieves, against fewer layers", "2 hours"),
     "static_vectors": ("a sentence encoder against static vectors of model2vec, and students", "2 minutes"),
     "reranking_rows": ("makes pairs of questions and sentences of SQuAD, to train and measure rerankers", "1 minute"),
-    "evidence": ("signals that predict the score after full training", "4 hours"),
     "pruning": ("compensated allocations against Kwon et al. and K-prune", "6 hours"),
     "recipes": ("every distillation objective on the same student, and ablations of mixtures", "2 hours"),
-    "capacity_gap": ("one student of teachers of several sizes, with and without experts", "30 minutes"),
-    "family_teachers": ("makes small encoders of types that have no weights here, from MiniLM", "1 hour"),
-    "warmup": ("what the supernet's warm-up brings", "30 minutes"),
 }
 
 

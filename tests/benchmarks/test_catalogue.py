@@ -46,10 +46,10 @@ def test_a_name_that_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_mistake_in_the_options_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing = tmp_path / "evidence.json"
-    assert main(["evidence", "--table", str(missing)]) == 2
+    missing = tmp_path / "missing.toml"
+    assert main(["leads", "--preset", str(missing)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"python -m benchmarks evidence: {missing}: ")
+    assert line.startswith(f"python -m benchmarks leads: {missing}: ")
 
 
 def test_commands_in_the_documents_name_benchmarks_and_their_options() -> None:
