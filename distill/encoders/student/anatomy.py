@@ -2,8 +2,6 @@
 
 Everything that reads or changes a part of a model, a name of its state dict or a key of its configuration asks its
 family; `families` has all of them.
-
-This file ships inside exported checkpoints, so it imports nothing else of this project.
 """
 
 import re

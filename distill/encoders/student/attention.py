@@ -1,7 +1,4 @@
-"""Attention with fewer heads than fit into the width, and, in layers of BERT's kind, attention with experts.
-
-This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
-"""
+"""Attention with fewer heads than fit into the width, and, in layers of BERT's kind, attention with experts."""
 
 from typing import Any
 

@@ -1,8 +1,4 @@
-"""What a student's configuration has beyond that of its encoder family.
-
-The files of this folder ship inside exported checkpoints, so they import torch, transformers and each other, and
-nothing else of this project.
-"""
+"""What a student's configuration has beyond that of its encoder family."""
 
 from dataclasses import dataclass
 from typing import Any

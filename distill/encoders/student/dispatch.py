@@ -1,7 +1,5 @@
 """Token dispatch: sorting tokens by expert, gathering them into the experts' slots, and scattering the results back.
 
-This file ships inside every saved checkpoint, so it imports torch and nothing else of this project.
-
 Tokens are sorted by expert once; every linear map then processes one contiguous run of rows per expert. Dimensions: N
 tokens in B sentences of length T; E experts, of which K process each token; S slots, the rows that the experts compute,
 ordered by expert; P = N * K pairs of a token and one of its experts; D channels.

@@ -1,7 +1,4 @@
-"""A word embedding of lower rank than the width of the model.
-
-This file ships inside exported checkpoints, so it imports torch and nothing else of this project.
-"""
+"""A word embedding of lower rank than the width of the model."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F

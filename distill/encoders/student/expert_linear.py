@@ -1,6 +1,4 @@
-"""The linear maps of experts: each expert's weight is applied to the expert's contiguous run of slots.
-
-This file ships inside every exported checkpoint, so it imports torch and its neighbors only. Dimensions are those of
+"""The linear maps of experts: each expert's weight is applied to its contiguous run of slots. Dimensions are those of
 `dispatch.py`; I inputs and O outputs of a linear map.
 """
 

@@ -1,7 +1,5 @@
-"""The families of encoders, by the `model_type` of transformers. To support another one, add it to
-`_TEACHERS`, or at run time by `add_family`.
-
-This file ships inside exported checkpoints, so it imports nothing else of this project but its neighbors.
+"""The families of encoders, by the `model_type` of transformers. To support another one, add it to `_TEACHERS`, or at
+run time by `add_family`.
 """
 
 import json

@@ -1,7 +1,5 @@
 """A feed-forward block that computes a graph f, either dense or with experts: h <- LayerNorm(h + dropout(f(h))), or in
 families with the LayerNorm before it h <- h + dropout(f(LayerNorm(h))).
-
-This file ships inside every exported checkpoint, so it imports torch and its neighbors only.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
-"""Students of encoder families: the classes of transformers with the mixins of `student`. They are made
-when they are asked for: `NasRobertaModel` is a subclass of `RobertaModel`, and likewise for the other families, heads,
-configurations and layers.
-
-This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
+"""Students of encoder families: the classes of transformers with the mixins of `student`. They are made when they are
+asked for: `NasRobertaModel` is a subclass of `RobertaModel`, and likewise for the other families, heads, configurations
+and layers.
 """
 
 import sys

@@ -1,7 +1,4 @@
-"""Students of BERT. They alone may have a factorized embedding over trigrams, and a head of several experts.
-
-This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
-"""
+"""Students of BERT. They alone may have a factorized embedding over trigrams, and a head of several experts."""
 
 from typing import Any, ClassVar
 

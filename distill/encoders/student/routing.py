@@ -1,7 +1,5 @@
-"""Routers, which decide to which experts the tokens of a batch are sent.
-
-This file ships inside every exported checkpoint, so it imports torch and its neighbors only. Dimensions are those of
-`dispatch.py`, and R routing decisions, one for each valid token or for each sentence.
+"""Routers, which decide to which experts the tokens of a batch are sent. Dimensions are those of `dispatch.py`, and R
+routing decisions, one for each valid token or for each sentence.
 """
 
 from abc import ABC, abstractmethod

@@ -3,8 +3,6 @@
 The modules `modeling_nas` and `modeling_nas_bert` combine these mixins with the classes of a family. A model is built
 by the family's own constructors; its base model and its layers then become ours, so that embeddings, attention and
 heads stay those of the transformers library.
-
-This file ships inside exported checkpoints, so it imports torch, transformers and its neighbors only.
 """
 
 from collections.abc import Iterable
