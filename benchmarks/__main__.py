@@ -15,7 +15,6 @@ CATALOGUE = {
     "inference": ("speed of whole mixtures against their number of experts (MoEBERT, figure 4)", "5 minutes"),
     "latency": ("predicted against measured latency of whole models", "2 minutes"),
     "samplers": ("evaluations that each sampler needs on a tabulated space", "10 minutes"),
-    "tabulate": ("makes a tabulated space", "2 hours"),
     "leads": ("winners of searches against baselines, over seeds and budgets", "4 hours"),
     "alternatives": ("a task's students against what else a user could take, in three forms", "4 hours"),
     "sentence_encoders": ("a sentence encoder and what it retrieves, against fewer layers", "2 hours"),

@@ -1,7 +1,7 @@
 """How many evaluations the samplers need on a tabulated space.
 
 A sampler's search is an Optuna study in memory, one trial after the other, whose scores are those of the table (see
-`tabulate`). Samplers get what a search gives them as a zero-cost proxy: the fraction of the supernet's neuron
+`tabulated`). Samplers get what a search gives them as a zero-cost proxy: the fraction of the supernet's neuron
 importance that an architecture keeps, or its negative predicted loss. The report's table counts evaluations until the
 first architecture of the best 1 %; the drawing shows the best score so far. Constants of samplers were chosen on other
 seeds, from 1,000 on.
@@ -17,7 +17,7 @@ import optuna
 from scipy.stats import kendalltau
 
 from benchmarks.common import BenchmarkError, Report, summarise
-from benchmarks.tabulate import LAYERS, SETTINGS, TRAINED, Table, load
+from benchmarks.tabulated import LAYERS, SPACES, TRAINED, Table, load
 from nas.planning.allocation import allocate
 from nas.samplers import SAMPLERS
 from nas.study import ledger
@@ -100,7 +100,7 @@ def describe(report: Report, table: Table) -> None:
 def add_options(parser: ArgumentParser) -> None:
     # A sampler for two goals cannot be compared on one score.
     names = [name for name, kind in SAMPLERS.items() if 1 in kind.n_objectives]
-    parser.add_argument("--space", choices=SETTINGS, default=LAYERS, help="default: %(default)s")
+    parser.add_argument("--space", choices=SPACES, default=LAYERS, help="default: %(default)s")
     parser.add_argument("--samplers", nargs="+", choices=names, help="default: all for one goal that the table allows")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="searches of each sampler; default: %(default)s")
     parser.add_argument("--first-seed", type=int, default=0, help="default: %(default)s")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks import samplers
 from benchmarks.__main__ import main
 from benchmarks.samplers import MAX_EVALUATIONS, evaluations_until_good, improvements
-from benchmarks.tabulate import FFNS, load
+from benchmarks.tabulated import FFNS, load
 
 
 def test_evaluations_are_counted_up_to_the_first_good_one() -> None:
