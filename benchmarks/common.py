@@ -40,10 +40,7 @@ class BenchmarkError(UserError):
 
 
 def take_turns(
-    sides: Mapping[Side, Callable[[int], Value]],
-    rounds: Sequence[int],
-    *,
-    warmup: int = 0,
+    sides: Mapping[Side, Callable[[int], Value]], rounds: Sequence[int], *, warmup: int = 0
 ) -> dict[Side, list[Value]]:
     """Measure every side once a round; the order is reversed in every second round, so that no side is always first.
 

@@ -23,13 +23,7 @@ from typing import Any
 from foundation.errors import shortened
 from foundation.files import write_text
 from search_spaces.base import MOST_EXPERTS, Base
-from search_spaces.checks import (
-    ArchitectureError,
-    as_object,
-    check_integer,
-    refuse_constant,
-    without_repeated_keys,
-)
+from search_spaces.checks import ArchitectureError, as_object, check_integer, refuse_constant, without_repeated_keys
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import DENSE, FFN, FULL, Attention, Embedding, Experts, Layer, PredictionHead
 

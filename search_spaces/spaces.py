@@ -18,16 +18,7 @@ from foundation.errors import UserError, shortened
 from search_spaces.architecture import Architecture
 from search_spaces.base import Base
 from search_spaces.cost import CLASSIFIER, HeadCost, embedding_params, head_params, layer_params
-from search_spaces.counting import (
-    Bounds,
-    Cost,
-    add,
-    count_each,
-    count_within,
-    invert,
-    is_on_grid,
-    position_of,
-)
+from search_spaces.counting import Bounds, Cost, add, count_each, count_within, invert, is_on_grid, position_of
 from search_spaces.draws import NEAR, RELEASED, Draw, near, released
 from search_spaces.genes import SIZE_GENES, Part, blocks_and_experts, genes_of
 from search_spaces.grammar import choices_of, suggest_graph
