@@ -12,6 +12,7 @@ PROGRAM = "python -m benchmarks"
 RAW = Path("results") / "raw"
 # The benchmarks by name: what each answers, and how long it takes with its default options on two processor cores.
 CATALOGUE = {
+    "throughput": ("training throughput against the published protocol", "30 minutes"),
     "inference": ("speed of whole mixtures against their number of experts (MoEBERT, figure 4)", "5 minutes"),
     "latency": ("predicted against measured latency of whole models", "2 minutes"),
     "samplers": ("evaluations that each sampler needs on a tabulated space", "10 minutes"),

@@ -1,10 +1,11 @@
-"""What all benchmarks share: paired measurements and their statistics, and the report with its raw numbers.
+"""What all benchmarks share: paired measurements and their statistics, processes, and the report with its raw numbers.
 
 What is compared takes turns: every round measures all sides, and ratios and differences are taken within a round, so
 that whatever else the machine does in the meantime falls on all of them.
 """
 
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, TypeVar
@@ -31,6 +33,8 @@ Value = TypeVar("Value")
 # The scores "before" and "after" a training, and further figures by name. Lists of figures are saved, but not printed.
 Row = dict[str, Any]
 
+# Forked processes would inherit the threads' state and the memory of this one.
+_SPAWN = multiprocessing.get_context("spawn")
 # What is read from the environment and changes how fast numerical libraries are.
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "MALLOC_MMAP_THRESHOLD_")
 
@@ -40,7 +44,11 @@ class BenchmarkError(UserError):
 
 
 def take_turns(
-    sides: Mapping[Side, Callable[[int], Value]], rounds: Sequence[int], *, warmup: int = 0
+    sides: Mapping[Side, Callable[[int], Value]],
+    rounds: Sequence[int],
+    *,
+    warmup: int = 0,
+    on_value: Callable[[Side, int, Value], object] = lambda side, number, value: None,
 ) -> dict[Side, list[Value]]:
     """Measure every side once a round; the order is reversed in every second round, so that no side is always first.
 
@@ -48,6 +56,7 @@ def take_turns(
         sides: what is called for each side, with the number (or the seed) of the round.
         rounds: the numbers (or seeds) of the rounds.
         warmup: how many further rounds come first, with the number of the first round, whose values are dropped.
+        on_value: called after every measurement that is kept, with the side, the number of the round and the value.
 
     Returns:
         the values of each side, in the order of the rounds.
@@ -58,6 +67,7 @@ def take_turns(
             value = sides[side](number)
             if turn >= warmup:
                 values[side].append(value)
+                on_value(side, number, value)
     return values
 
 
@@ -108,6 +118,21 @@ def ratio(values: Iterable[float], others: Iterable[float]) -> Summary:
 def difference(values: Iterable[float], others: Iterable[float]) -> Summary:
     """The differences of two sides, each within a round."""
     return summarise([value - other for value, other in zip(values, others, strict=True)])
+
+
+def start_server(serve: Callable[..., None], *arguments: Any) -> Connection:
+    """Start a process that runs `serve(connection, *arguments)`, and wait until it has sent something.
+
+    The process should end when it receives None.
+
+    Returns:
+        the other end of the connection.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    _SPAWN.Process(target=serve, args=(theirs, *arguments), daemon=True).start()
+    theirs.close()  # so that reading fails when the process has died, instead of waiting for ever
+    ours.recv()
+    return ours
 
 
 class Report:

@@ -5,6 +5,7 @@ which are read as they were written; and tables.
 import json
 import os
 import statistics
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from benchmarks.common import (
     markdown,
     ratio,
     read_results,
+    start_server,
     summarise,
     take_turns,
 )
@@ -39,12 +41,14 @@ def test_sides_take_turns_and_the_order_is_reversed_in_every_second_round() -> N
         return 10 * number + len(name)
 
     sides = {name: lambda number, name=name: side(name, number) for name in ("a", "bb", "ccc")}
-    values = take_turns(sides, [7, 8, 9], warmup=2)
+    kept: list[tuple[str, int, int]] = []
+    values = take_turns(sides, [7, 8, 9], warmup=2, on_value=lambda *value: kept.append(value))
     rounds = [calls[first : first + 3] for first in range(0, len(calls), 3)]
     assert [{number for _, number in calls_of} for calls_of in rounds] == [{7}, {7}, {7}, {8}, {9}]
     orders = ["".join(name[0] for name, _ in calls_of) for calls_of in rounds]
     assert orders == ["abc", "cba", "abc", "cba", "abc"]
     assert values == {"a": [71, 81, 91], "bb": [72, 82, 92], "ccc": [73, 83, 93]}
+    assert kept == [(name, number, 10 * number + len(name)) for name, number in calls[6:]]
 
 
 @given(VALUES)
@@ -71,6 +75,22 @@ def test_summaries_in_words() -> None:
     assert ratio([2.0, 12.0], [2.0, 4.0]).with_error() == "2.00 ± 1.00"
     assert difference([1.0], [3.0]).with_error(1, "+") == "-2.0 ± 0.0"
     assert summarise([1.0, 2.0, 3.0, 4.0, 5.0]).with_quartiles(1) == "3.0 (2.0 to 4.0)"
+
+
+def doubling(connection: Connection, ready: str) -> None:
+    """A server that doubles numbers, and dies of 0."""
+    connection.send(ready)
+    while (number := connection.recv()) is not None:
+        connection.send(2 * number // (number != 0))
+
+
+def test_a_server_answers_and_its_death_is_noticed() -> None:
+    connection = start_server(doubling, "ready")
+    connection.send(21)
+    assert connection.recv() == 42
+    connection.send(0)
+    with pytest.raises(EOFError):
+        connection.recv()
 
 
 def test_a_file_says_what_it_was_made_with(tmp_path: Path) -> None:
