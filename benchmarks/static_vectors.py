@@ -1,8 +1,8 @@
 """MiniLM as a sentence encoder against static vectors of its tokens, which model2vec makes of it without a text (pip
 install 'model2vec[distill]'), and against folders of students: what they retrieve, and how long a query takes.
 
-The retrieval sets are those of the benchmark sentence_encoders. Milliseconds are medians over all queries, which are
-encoded one at a time, tokens included, in PyTorch.
+The retrieval sets are those of the benchmark sentence_encoders, and texts are cut to as many tokens. Milliseconds are
+medians over all queries, which are encoded one at a time, tokens included, in PyTorch.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.common import BenchmarkError, Report, timed
-from benchmarks.sentence_encoders import MINILM, texts_and_sets
+from benchmarks.sentence_encoders import LENGTH, MINILM, texts_and_sets
 from distill.training.run import TEACHER
 from distill.training.teacher import locate
 from nas.compress.retrieval import METRICS, Pairs, beside_teacher, contributions
@@ -56,6 +56,7 @@ def _encoder(folder: str) -> Encode:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(folder, device="cpu")
+    model.max_seq_length = LENGTH
     return partial(model.encode, normalize_embeddings=True, show_progress_bar=False)
 
 
@@ -67,7 +68,7 @@ def _static(folder: str, dims: int) -> Encode:
     model = distill(folder, pca_dims=dims)
 
     def encode(texts: list[str]) -> np.ndarray:
-        vectors_ND = np.asarray(model.encode(texts), dtype=np.float32)
+        vectors_ND = np.asarray(model.encode(texts, max_length=LENGTH), dtype=np.float32)
         return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
 
     return encode
