@@ -71,6 +71,7 @@ def show(out: Path) -> int:
 
     from distill.training.progress import terminal
     from nas.report.overview import studies, table  # imports optuna, which takes half a second
+    from nas.study.folder import Folder
 
     known = list(studies(out))
     if not known:
@@ -82,8 +83,7 @@ def show(out: Path) -> int:
         if study.state not in ("interrupted", "unknown"):
             continue
         where = f"--study {quote(study.folder.name)}" + ("" if out == Path("results") else f" --out {quote(str(out))}")
-        # The folder does not say which storage a search has.
-        storage = " --storage URL, unless it was interrupted before its first trial" * (study.state == "unknown")
+        storage = f" --storage {quote(Folder(study.folder).elsewhere or 'URL')}" * (study.state == "unknown")
         stage = study.stages[-1].stage
         print(f"continue {study.folder.name}: python -m nas.search --stage {stage} {where} --resume{storage}")
     return DONE

@@ -67,6 +67,7 @@ def command(options: argparse.Namespace) -> int:
     """
     from nas.report.architecture import describe
     from nas.report.comparison import check_tasks, differences, item_of, scored_checkpoints, with_confirmed_rows
+    from search_spaces.cost import CLASSIFIER
 
     if len(options.items) < 2:
         raise UserError("give at least two things to compare; nas.inspect shows a single one")
@@ -98,6 +99,7 @@ def command(options: argparse.Namespace) -> int:
     if options.json:
         document = {
             "tokens": tokens,
+            "labels": options.labels,
             "items": [{"name": item.name, **fact} for item, fact in zip(items, facts, strict=True)],
             "differences": [asdict(difference) for difference in paired],
             "notes": notes,
@@ -106,7 +108,8 @@ def command(options: argparse.Namespace) -> int:
         return DONE
     console = terminal()
     side_by_side(items, facts).print(console)
-    console.print(f"MACs of a sentence of {tokens} tokens; percentages are of {items[0].name}'s")
+    head = CLASSIFIER.describe(options.labels)
+    console.print(f"parameters {head}; MACs of a sentence of {tokens} tokens; percentages are of {items[0].name}'s")
     if paired:
         differences_table(paired).print(console)
     for note in notes:

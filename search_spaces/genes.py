@@ -7,6 +7,7 @@ parameters of trials iterate over the rows.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from math import log, log2, sqrt
 from operator import attrgetter
@@ -280,6 +281,14 @@ SIZE_GENES = {name: gene for name, gene in GENES.items() if gene.key}
 def genes_of(part: Part) -> dict[str, Gene]:
     """The genes of a part."""
     return {name: gene for name, gene in GENES.items() if isinstance(part, gene.of)}
+
+
+def of_distinct_widths(expansions: Sequence[Fraction], base: Base) -> tuple[Fraction, ...]:
+    """The expansions without those that are rounded to the same number of channels as one before them."""
+    widths: dict[int, Fraction] = {}
+    for expansion in expansions:
+        widths.setdefault(FFN(expansion=expansion).inner(base), expansion)
+    return tuple(widths.values())
 
 
 def distance(base: Base, one: Part, other: Part) -> float:

@@ -20,7 +20,7 @@ from search_spaces.base import Base
 from search_spaces.cost import CLASSIFIER, HeadCost, embedding_params, head_params, layer_params
 from search_spaces.counting import Bounds, Cost, add, count_each, count_within, invert, is_on_grid, position_of
 from search_spaces.draws import NEAR, RELEASED, Draw, near, released
-from search_spaces.genes import SIZE_GENES, Part, blocks_and_experts, genes_of
+from search_spaces.genes import SIZE_GENES, Part, blocks_and_experts, genes_of, of_distinct_widths
 from search_spaces.grammar import choices_of, suggest_graph
 from search_spaces.graph import GELU, FFNGraph
 from search_spaces.layer import FFN, Attention, Embedding, Layer, PredictionHead
@@ -49,7 +49,8 @@ class Space:
         base: what all architectures have in common.
         genes: the choices of each gene of `genes.GENES` but the graph, by its name; a gene that is left out has its
             default. All combinations that are compatible with each other are allowed (`sizes`). A stack of 0 is a layer
-            without an FFN, for which the other genes of the FFN have no choices.
+            without an FFN, for which the other genes of the FFN have no choices. Of expansions to the same whole number
+            of channels only the first is a choice.
         min_params, max_params: bounds on the number of parameters, `cost.params` with `num_labels` and `head`.
         draws: how `sample` draws graphs, one of `draws.DRAWS`.
         mutation_rate: with "near", the probability of an operation other than the base graph's.
@@ -105,6 +106,8 @@ class Space:
             raise SpaceError(f"graph: '{self.graph}' is not in the space: set gated = true, or raise max_height")
         if reason := no_size_reason(self.base, self.graph, self.genes):
             raise SpaceError(reason)
+        expansions = of_distinct_widths(self.genes["expansion"], self.base)
+        object.__setattr__(self, "genes", {**self.genes, "expansion": expansions})
         if self.min_params > self.max_params:
             raise SpaceError(f"min_params = {self.min_params:,} must be at most max_params = {self.max_params:,}")
         _, costs = self.options_of_parts(self.start_graphs)

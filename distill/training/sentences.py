@@ -13,6 +13,7 @@ from typing import Any
 from distill.tasks.types.embeddings import CLS, MAX, MEAN, MEAN_SQRT, MODES
 from foundation.errors import UserError, shortened
 from foundation.files import read_json, write_text
+from foundation.hub import why_unreachable
 
 MODULES, TRANSFORMER = "modules.json", "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -43,6 +44,8 @@ def files_of(source: str) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
         try:
+            if why := why_unreachable(source):
+                raise SentencesError(f"no model at {source!r}: {why}")
             folder = Path(snapshot_download(source, allow_patterns=["*.json", "[0-9]*_*/*"]))
         except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise SentencesError(f"the model {source!r}: {error}") from None

@@ -30,6 +30,7 @@ from distill.training.sentences import pooling_of
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
 from foundation.errors import UserError, reason, shortened, warn_once
 from foundation.files import files_of_model, fingerprint
+from foundation.hub import why_unreachable
 from search_spaces.base import LARGEST
 
 # Models that are installed with a Python package: name on the hub -> (package, folder inside it).
@@ -97,6 +98,8 @@ def read_config(source: str) -> Any:
     """
     why = why_unreadable(source, Path(locate(source)))
     try:
+        if not why and not Path(locate(source)).is_dir():
+            why = why_unreachable(source)
         if why and any(Path(locate(source)).glob("adapter_config.json")):
             why = "it is an adapter: merge it into its model (merge_and_unload of peft), save that, and give its folder"
         if why:

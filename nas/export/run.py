@@ -202,7 +202,11 @@ def dev_rows(export: Export, checkpoint: Checkpoint, progress: Progress) -> Eval
             f"no scores: {export.checkpoint} has no {CONFIG}, which says where the rows are: give --task or --preset"
         )
         return None
-    dev = dev_set(preparation_context(checkpoint.config, "cpu", progress.update))
+    try:
+        dev = dev_set(preparation_context(checkpoint.config, "cpu", progress.update))
+    except TeacherError as error:
+        progress.result(f"no scores, as the rows are encoded for the teacher: {error}; give --task or --preset")
+        return None
     count = len(dev.split)
     trained_with = (checkpoint.metrics or {}).get("dev_rows", count)
     if trained_with != count:
@@ -251,9 +255,8 @@ def measure(
             base, graph = base_of_teacher(teacher)
             macs[TEACHER] = cost.macs(Architecture.uniform(base, graph), tokens, num_labels, head)
             others[TEACHER] = task_type.model.from_config(teacher).eval()
-            student_of, graph = student_base(checkpoint.config, teacher)
-            if checkpoint.config.base != "teacher":
-                whole = Architecture.uniform(student_of, graph=graph)
+            whole = None if checkpoint.config.base == "teacher" else base_model(checkpoint.config, teacher, progress)
+            if whole is not None:
                 macs[BASE_MODEL] = cost.macs(whole, tokens, num_labels, head)
                 others[BASE_MODEL] = build(whole, task_type, num_labels, checkpoint.model.config).eval()
     measured: dict[tuple[str, str], Forward] = {}
@@ -291,10 +294,21 @@ def teacher_config(checkpoint: Checkpoint, progress: Progress) -> PretrainedConf
     try:
         config: PretrainedConfig = load_config(checkpoint.config.teacher)
     except TeacherError as error:
-        progress.result(f"the latency table lacks the teacher: {error}")
+        both = "teacher" if checkpoint.config.base == "teacher" else "teacher and the base model"
+        progress.result(f"the latency table lacks the {both}: {error}")
         return None
     own = checkpoint.model.config
     set_head(config, [own.id2label[number] for number in range(own.num_labels)], checkpoint.type.name)
     if checkpoint.type.pool is not None:
         setattr(config, POOLING, getattr(own, POOLING))
     return config
+
+
+def base_model(config: StudyConfig, teacher: PretrainedConfig, progress: Progress) -> Architecture | None:
+    """The base model of the student; None, with a line that says so, if it is not found."""
+    try:
+        base, graph = student_base(config, teacher)
+    except TeacherError as error:
+        progress.result(f"the latency table lacks the base model: {error}")
+        return None
+    return Architecture.uniform(base, graph=graph)

@@ -19,7 +19,7 @@ class StageState:
 
     Attributes:
         state: "done", "running" or "interrupted"; or "unknown" if study.db has no trials of the study, which are in
-            another storage unless the search was interrupted before the first one.
+            another storage.
         count: how many trials have ended, of how many; empty if the trials cannot be counted.
         best: what the best trial within the budget has, such as "fidelity 0.8833 (trial 2)"; of a stage that is done,
             the confirmed score of its winner.

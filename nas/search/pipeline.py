@@ -81,7 +81,7 @@ def run_search(search: SearchRun, progress: Progress | None = None) -> Architect
     progress.finish()
     search.claim(first)
     folder = search.folder
-    folder.create(search.config, contents_of(search.config))
+    folder.create(search.config, contents_of(search.config), search.storage)
     with folder.lock(), reporting_failures(search.url):
         # Another process may have started the study while this one was preparing it.
         folder.check(search.config, search.stages, search.resume)
@@ -168,7 +168,7 @@ class Search:
 
     def stage(self, plan: Plan) -> Architecture:
         """Run one stage: search, confirm the finalists with fresh seeds, and write and return the winner."""
-        self.folder.begin(plan.stage, self.given, plan.start)
+        self.search.begin(plan)
         workspace = self.prepared(plan)
         self.progress.update(f"stage {plan.stage}: sampler and teacher's score", None)
         sampler = sampler_of(plan, self.workspace)

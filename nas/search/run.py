@@ -11,9 +11,9 @@ from nas.planning.budget import check_deployment
 from nas.planning.stages import Plan, check_stage
 from nas.preparation.data import check_one_shot, check_tasks, contents_of
 from nas.study import ledger
-from nas.study.folder import Folder
-from nas.study.names import existing_studies, prefix_of
-from nas.study.storage import check_storage, may_exist, reporting_failures
+from nas.study.folder import STAGES, Folder
+from nas.study.names import check_given, existing_studies, prefix_of, studies_of
+from nas.study.storage import check_storage, file_of, reporting_failures
 from nas.workers.cluster import Cluster
 from search_spaces.architecture import Architecture
 
@@ -60,8 +60,9 @@ class SearchRun:
         if "3" in self.stages and self.config.stage3.evaluation == "one_shot":
             check_one_shot(self.config)
         check_deployment(self.config, self.cluster.device)
-        check_storage(self.url)
+        check_storage(self.url, self.path)
         self.folder.check(self.config, self.stages, self.resume)
+        self._check_trials()
         self.folder.check_contents(contents_of(self.config) if self.folder.contents.exists() else {})
         check_stage(self.config, self.folder, self.stages[0], self.start)
 
@@ -76,11 +77,13 @@ class SearchRun:
             ConfigError: the storage has studies of this name.
             StorageError: the storage cannot be opened.
         """
-        if self.storage is None or self.folder.config.exists() or not may_exist(self.storage):
+        if self.storage is None or self.folder.config.exists():
             return
+        file = file_of(self.storage)
         with reporting_failures(self.storage):
-            taken = bool(existing_studies(self.folder, self.storage))
-            if first is not None and not taken:
+            taken = (file is None or file.exists()) and bool(existing_studies(self.folder, self.storage))
+            # The file may be in the study's own folder, which is created later.
+            if first is not None and not taken and (file is None or file.parent.exists()):
                 name = f"{prefix_of(self.folder, self.storage)}{first.study}"
                 try:
                     ledger.open_study(self.storage, name, goals=first.goals, new=True)
@@ -91,3 +94,16 @@ class SearchRun:
                 f"--storage already has the study {self.path.resolve().name}, of a search with another --out: choose "
                 "another --study"
             )
+
+    def begin(self, plan: Plan) -> None:
+        """Record that a stage has begun, whose study is there from then on."""
+        ledger.open_study(self.url, f"{prefix_of(self.folder, self.url)}{plan.study}", goals=plan.goals)
+        self.folder.begin(plan.stage, self.config, plan.start)
+
+    def _check_trials(self) -> None:
+        """Raise UserError if the storage is not the one that has the trials of the stages that have begun."""
+        folder = self.folder
+        if any(folder.stage(stage).exists() for stage in STAGES):
+            studies_of(folder, self.storage)
+        elif folder.elsewhere is not None:
+            check_given(folder, self.storage)

@@ -17,7 +17,7 @@ from foundation.errors import UserError
 from foundation.files import DiskFullError, fingerprint, is_disk_full, read_json, write_text
 from nas.config.load import load_config
 from nas.config.schema import ConfigError, StudyConfig
-from nas.study.storage import sqlite_url
+from nas.study.storage import kept_url, sqlite_url
 from search_spaces.architecture import Architecture
 
 STAGES = ("1", "2", "3")
@@ -40,6 +40,12 @@ class Folder:
     @property
     def storage(self) -> str:
         return sqlite_url(self.path / "study.db")
+
+    @property
+    def elsewhere(self) -> str | None:
+        """The URL of the storage that was given to the search, without its password; None: study.db in the folder."""
+        file = self._storage_file
+        return file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else None
 
     @property
     def architecture(self) -> Path:
@@ -144,6 +150,10 @@ class Folder:
     def _lock_file(self) -> Path:
         return self.path / "lock"
 
+    @property
+    def _storage_file(self) -> Path:
+        return self.path / "storage.txt"
+
     def _opened_lock(self, mode: str) -> Any:
         try:
             return self._lock_file.open(mode, encoding="utf-8")
@@ -187,9 +197,9 @@ class Folder:
         if self.contents.exists():
             check_contents(f"the study {self.path}", read_json(self.contents), contents)
 
-    def create(self, config: StudyConfig, contents: dict[str, str] | None = None) -> None:
+    def create(self, config: StudyConfig, contents: dict[str, str] | None = None, storage: str | None = None) -> None:
         """Create the folder with the configuration and, if they are given, the hashes of the files that the search
-        reads, unless they exist.
+        reads, unless they exist; and with the URL of its storage, if that is elsewhere.
 
         Raises:
             ConfigError: it cannot be created.
@@ -202,6 +212,8 @@ class Folder:
             write_text(self.config, config.to_toml())
         if contents is not None and not self.contents.exists():
             write_text(self.contents, json.dumps(contents, indent=2) + "\n")
+        if storage is not None and kept_url(storage) not in (self.storage, self.elsewhere):
+            write_text(self._storage_file, kept_url(storage) + "\n")
 
     def begin(self, stage: str, config: StudyConfig, start: Architecture | None) -> None:
         """Record the configuration, that the stage has begun, and the architecture that it refines."""

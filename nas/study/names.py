@@ -21,12 +21,12 @@ def prefix_of(folder: Folder, storage: str | None = None) -> str:
     names of the studies in it begin with.
 
     Args:
-        storage: the storage URL; by default that of the database in the folder, which must exist.
+        storage: the storage URL; by default that of the database in the folder.
 
     Raises:
         StorageError: the storage cannot be opened, or is damaged.
     """
-    if storage in (None, folder.storage):
+    if storage in (None, folder.storage) and (folder.path / "study.db").exists():
         for name in optuna.get_all_study_names(open_storage(folder.storage)):
             prefix, slash, last = name.rpartition("/")
             if last in STUDIES:
@@ -41,7 +41,7 @@ def existing_studies(folder: Folder, storage: str | None = None) -> dict[str, op
         StorageError: the storage cannot be opened.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    prefix, opened = prefix_of(folder, storage), open_storage(storage or folder.storage)
+    prefix, opened = prefix_of(folder, storage), open_storage(storage or folder.storage, create=False)
     existing = set(optuna.get_all_study_names(opened))
     studies = {
         name: optuna.load_study(study_name=prefix + name, storage=opened)
@@ -66,10 +66,23 @@ def studies_of(folder: Folder, storage: str | None = None) -> dict[str, optuna.S
     """
     if not folder.config.exists():
         raise ConfigError(f"{folder.path} is not a study's folder: it has no config.toml")
-    if storage is None and not (folder.path / "study.db").exists():
-        raise ConfigError(f"{folder.path} has no study.db: if the study was searched with --storage, give that URL")
+    check_given(folder, storage)
     studies = existing_studies(folder, storage)
     if not any(f"stage-{stage}" in studies for stage in STAGES):
         place = "--storage" if storage else folder.path / "study.db"
-        raise ConfigError(f"{place}: there is no study {folder.path.resolve().name}/stage-1, nor of another stage")
+        began = f"; the search began with --storage {folder.elsewhere}" if folder.elsewhere else ""
+        raise ConfigError(
+            f"{place}: there is no study {folder.path.resolve().name}/stage-1, nor of another stage{began}"
+        )
     return studies
+
+
+def check_given(folder: Folder, storage: str | None) -> None:
+    """Raise ConfigError if the URL of the storage must be given, as the folder has no database. What a folder names is
+    not opened by itself, as the folder may be somebody else's.
+    """
+    if storage is None and not (folder.path / "study.db").exists():
+        known = f"it was searched with --storage {folder.elsewhere}: " if folder.elsewhere else ""
+        raise ConfigError(
+            f"{folder.path} has no study.db: {known or 'if the study was searched with --storage, '}give that URL"
+        )

@@ -39,22 +39,44 @@ def sqlite_url(path: Path) -> str:
     return URL.create("sqlite", database=str(path.resolve())).render_as_string()
 
 
-def open_storage(url: str) -> BaseStorage:
+def file_of(url: str) -> Path | None:
+    """The file of a SQLite database; None for servers, and for names that only SQLite understands (file:...)."""
+    parts = make_url(url)
+    named = parts.get_backend_name() == "sqlite" and (parts.database or "").removeprefix(":memory:")
+    return Path(named) if named and not named.startswith("file:") else None
+
+
+def kept_url(url: str) -> str:
+    """The URL as a file may keep it: of an absolute path, and without its password."""
+    parts, file = make_url(url).difference_update_query(("password", "passwd")), file_of(url)
+    parts = parts.set(database=str(file.resolve())) if file is not None else parts
+    return parts.render_as_string(hide_password=True)
+
+
+def open_storage(url: str, create: bool = True) -> BaseStorage:
     """Open the storage at a URL of SQLAlchemy's form.
+
+    Args:
+        create: whether the file of a SQLite database may be created.
 
     Raises:
         StorageError: the storage cannot be opened, or is one of another version of Optuna.
     """
     logging.getLogger("optuna.storages").setLevel(logging.ERROR)  # a lost server is one error, without a warning
     with _opening(url):
-        sqlite = make_url(url).get_backend_name() == "sqlite"
+        file, sqlite = file_of(url), make_url(url).get_backend_name() == "sqlite"
+        if not create and file is not None and not file.exists():
+            raise ValueError(f"there is no file {file}")
         connect = {"timeout": 60, "factory": _Connection} if sqlite else {}
         return get_storage(_Database(url, engine_kwargs={"connect_args": connect}))
 
 
-def check_storage(url: str) -> None:
+def check_storage(url: str, new_folder: Path | None = None) -> None:
     """Check that a storage keeps what is written and, if it is on a server, that it can be reached, before a search
     prepares for hours what it could not record.
+
+    Args:
+        new_folder: a folder that will exist by then.
 
     Raises:
         StorageError: it does not, or cannot.
@@ -65,12 +87,10 @@ def check_storage(url: str) -> None:
             create_engine(url, poolclass=NullPool).connect().close()
         elif parts.database in (None, "", ":memory:"):
             raise ValueError("a search in memory could not be resumed; give a file, as in sqlite:///study.db")
-
-
-def may_exist(url: str) -> bool:
-    """Whether there may be a storage at this URL; there is none if it is a file in a folder that does not exist."""
-    parts = make_url(url)
-    return parts.get_backend_name() != "sqlite" or Path(parts.database or "").parent.is_dir()
+        elif (file := file_of(url)) is not None:
+            there = file.resolve().parent
+            if not there.is_dir() and (new_folder is None or there != new_folder.resolve()):
+                raise ValueError(f"there is no folder {there}")
 
 
 def storage_of(study: Study) -> BaseStorage:

@@ -51,7 +51,7 @@ def test_layers_and_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     mine = Architecture.uniform(synthetic.BASE)
     mine.save(tmp_path / "mine.json")
     found = compared(capsys, "efficientbert", tmp_path / "mine.json", "--labels", 5)
-    assert found["tokens"] == 64  # as many positions as the smaller base has
+    assert (found["tokens"], found["labels"]) == (64, 5)  # as many positions as the smaller base has
     for item, architecture in zip(found["items"], (PUBLISHED["efficientbert"], mine), strict=True):
         assert {key: item[key] for key in item if key != "name"} == describe(architecture, 64, 5)
     assert found["differences"] == [] and len(found["notes"]) == 2
@@ -62,6 +62,7 @@ def test_layers_and_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     params = [describe(architecture, 64, 3)["params"] for architecture in (PUBLISHED["efficientbert"], mine)]
     assert f"{params[1]:,} ({params[1] / params[0]:.1%})" in printed
     assert "layer 12" in printed  # of the deepest one
+    assert "parameters with pooler and 3 outputs; MACs of a sentence of 64 tokens" in " ".join(printed.split())
     assert "attention and head" not in printed
     Architecture.of_ffns(mine.base, mine.ffns, attention_experts=3).save(tmp_path / "wide.json")
     assert main([str(tmp_path / "mine.json"), str(tmp_path / "wide.json")]) == 0

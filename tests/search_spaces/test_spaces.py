@@ -405,3 +405,11 @@ def test_faulty_starts(changes: dict, message: str) -> None:
     with pytest.raises(SpaceError) as error:
         replace(small_space(LOW, HIGH), **changes)
     assert message in str(error.value)
+
+
+def test_expansions_of_the_same_width_are_one_choice() -> None:
+    """24 of 48 channels twice; the first expansion stands for both."""
+    one = small_space(LOW, HIGH)
+    both = replace(one, genes={**one.genes, "expansion": (*one.genes["expansion"], Fraction(49, 97))})
+    assert (one.sizes, one.size_count()) == (both.sizes, both.size_count())
+    assert both.sample(random.Random(0)) == one.sample(random.Random(0))

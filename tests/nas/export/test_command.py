@@ -23,12 +23,12 @@ from nas.final.command import main as train_final
 from nas.onnx.model import OnnxModel
 from nas.preparation.prepare import prepare
 from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
-from supernet.build import build
+from supernet.build import base_of_teacher, build
 from tests import requirements
 from tests.commands import Refused, output_elsewhere, run
 from tests.nas.rows import half_width, study
 from tests.nas.tiny_study import TinyStudy
-from tests.tiny import BASE, tokenizer
+from tests.tiny import BASE, bert, tokenizer
 
 SENTENCES = ["Badofi kule moni.", "Paru."]
 # Loads the folder as a stranger would, who has transformers but not this project.
@@ -289,6 +289,33 @@ def test_fewer_heads_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture[st
     counted = [json.loads((tmp_path / out / "latency.json").read_text())["macs"] for out in ("student", "bert")]
     whole = Architecture.uniform(replace(BASE, depth=2))
     assert counted == [{"student": cost.macs(given, 8, 2)} for given in (architecture, whole)]
+
+
+def test_models_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folders that config.toml names as base and as teacher: a line says what is left out for that."""
+    requirements.module("onnxruntime", "onnx")
+    teacher, gone, folder = tmp_path / "teacher", tmp_path / "gone", tmp_path / "student"
+    folder.mkdir()
+    own, model = tokenizer(folder, [f"word{number}" for number in range(45)]), bert()
+    architecture = Architecture.uniform(*base_of_teacher(model.config), expansion=Fraction(1, 2))
+    build(architecture, num_labels=2).save_pretrained(folder)
+    for place, each in ((teacher, model), (folder, own)):
+        each.save_pretrained(place)
+    architecture.save(folder / "architecture.json")
+    missing = f"no model at '{gone}': there is no such folder"
+    for names, forms, said in (
+        ({"teacher": str(teacher), "base": str(gone)}, (), [f"the latency table lacks the base model: {missing}"]),
+        (
+            {"teacher": str(gone), "base": str(gone)},
+            ("--int8",),
+            ["no scores, as the rows", f"the latency table lacks the teacher and the base model: {missing}"],
+        ),
+    ):
+        (folder / "config.toml").write_text(load_config("demo-ffn", names).to_toml())
+        out, options = tmp_path / f"out{len(forms)}", ("--rounds", 2, "--batches", 1, "--threads", 1)
+        assert run(main, folder, "--out", out, *forms, *options) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert all(line in shown for line in said) and shown.count(missing) == len(said)
 
 
 def test_mistakes(mixture: Path, tmp_path: Path, refused: Refused) -> None:

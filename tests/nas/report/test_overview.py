@@ -9,6 +9,7 @@ import pytest
 
 from foundation.checksums import create_once
 from nas.__main__ import commands, main
+from nas.config.load import load_config
 from nas.report.overview import state_of, studies
 from nas.study import ledger
 from nas.study.folder import Folder
@@ -43,7 +44,7 @@ def test_states(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_trials_that_are_not_there(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are in another storage, or the search was interrupted before the first one."""
+    """They are in another storage."""
     folder, out = Folder(copied), copied.parent
     (copied / "study.db").unlink()
     assert state_of(folder).state == "done"
@@ -53,7 +54,11 @@ def test_trials_that_are_not_there(copied: Path, capsys: pytest.CaptureFixture[s
     assert main(["--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert re.search(rf"{copied.name} +1 +unknown +no trial in study.db", printed)
-    assert f"--study {copied.name} --out {out} --resume --storage URL, unless it was interrupted before" in printed
+    again = f"--study {copied.name} --out {out} --resume --storage"
+    assert f"{again} URL\n" in printed
+    folder.create(load_config(str(folder.config)), storage="postgresql://u:secret@h/d")
+    assert main(["--out", str(out)]) == 0
+    assert f"{again} 'postgresql://u:***@h/d'\n" in capsys.readouterr().out
 
 
 def test_checkpoints_are_no_studies(tmp_path: Path) -> None:
