@@ -261,12 +261,14 @@ def build(
 
 
 def set_dropout(model: PreTrainedModel, probability: float) -> None:
-    """Set the probability of every dropout module of the model, and those in its configuration."""
+    """Set the probability of every dropout of the model, and those in its configuration."""
     for name in family_of(model).dropouts:
         setattr(model.config, name, probability)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability
+        elif "attention_dropout" in vars(module):  # a number, in the attention of some families
+            module.attention_dropout = probability
 
 
 def base_of_teacher(config: Any) -> tuple[Base, FFNGraph]:

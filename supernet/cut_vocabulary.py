@@ -82,12 +82,14 @@ def run(options: argparse.Namespace) -> int:
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.loop import make_accelerator
     from distill.training.progress import silence_transformers
+    from distill.training.sentences import is_sentence_encoder
     from distill.training.teacher import (
         check_vocabulary,
         load_config,
         load_model,
         load_tokenizer,
         load_unchanged,
+        locate,
         outputs_of,
     )
     from foundation.files import scratch_folder
@@ -122,7 +124,8 @@ def run(options: argparse.Namespace) -> int:
         metrics["metrics"] = ()
     if architecture is not None:
         architecture = replace(architecture, base=replace(architecture.base, vocabulary=len(kept)))
-    return write_and_show(options, metrics, models[CUT], small, architecture, *lines(metrics))
+    modules_of = locate(source) if is_sentence_encoder(locate(source)) else None
+    return write_and_show(options, metrics, models[CUT], small, architecture, *lines(metrics), modules_of=modules_of)
 
 
 def count_retokenized(before: "Examples", after: "Examples", kept: Sequence[int], most: int | None) -> dict[str, int]:

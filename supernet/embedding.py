@@ -28,7 +28,12 @@ def principal_axes(embedding_VD: Tensor, frequencies: Tensor) -> Tensor:
 
 
 def of_rank(
-    weights: Mapping[str, Tensor], prefix: str, family: Family, rank: int | None, frequencies: Tensor | None = None
+    weights: Mapping[str, Tensor],
+    prefix: str,
+    family: Family,
+    rank: int | None,
+    frequencies: Tensor | None = None,
+    tied: bool = True,
 ) -> dict[str, Tensor]:
     """The weights of a model whose word embedding has this rank; None: the full one. One that already has it is kept.
 
@@ -36,6 +41,7 @@ def of_rank(
         weights: the state dict of a model.
         prefix: what stands before the names of the base model.
         frequencies: as for `principal_axes`.
+        tied: whether an output embedding is the word embedding.
 
     Raises:
         ValueError: the weights are of a lower rank, or frequencies are missing. (If all tokens counted alike, [CLS] and
@@ -57,7 +63,7 @@ def of_rank(
     embedding_VD = weights[words] if own is None else weights[words] @ weights[word_map].t()
     axes_DR = principal_axes(embedding_VD, frequencies)[:, :rank].to(embedding_VD.dtype)
     low = {words: embedding_VD @ axes_DR, word_map: axes_DR.contiguous()}
-    for decoder in decoders():  # tied to it
+    for decoder in decoders() if tied else ():
         if f"{decoder}.weight" in weights:
             low |= {f"{decoder}.weight": low[words], f"{decoder}.map.weight": low[word_map]}
     return dict(weights) | low

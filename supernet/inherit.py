@@ -110,7 +110,7 @@ def _outside_layers(
     Args:
         prefix: what stands before the names of the base model.
     """
-    weights = of_rank(weights, prefix, family, architecture.embedding.rank, frequencies)
+    weights = of_rank(weights, prefix, family, architecture.embedding.rank, frequencies, architecture.base.tied)
     if architecture.head.experts > 1 and f"{EXPERT_HEAD}weight" in weights:
         classifier = weights.pop(f"{EXPERT_HEAD}weight")
         del weights[f"{EXPERT_HEAD}bias"]

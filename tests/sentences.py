@@ -1,5 +1,6 @@
 """A tiny sentence encoder and a tiny reranker, as sentence-transformers saves them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,23 @@ from tests.nas.tiny_study import TinyStudy
 from tests.tiny import shaken
 
 PROMPTS = {"query": "ba: ", "document": "do: "}
+
+
+def become_sentence_encoder(folder: Path, head: str | None = None) -> Path:
+    """Write modules that pool the states of the encoder in this folder.
+
+    Args:
+        head: the class that config.json names, as it does in many encoders on the hub, such as all-mpnet-base-v2.
+    """
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    if head is not None:
+        config = json.loads((folder / "config.json").read_text()) | {"architectures": [head]}
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def save_sentence_encoder(study: TinyStudy, folder: Path, mode: str = "mean", dense: int | None = None) -> Any:

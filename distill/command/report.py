@@ -19,6 +19,7 @@ from distill.training.layout import ARCHITECTURE_FILE, METRICS_FILE
 from distill.training.measure import Measurements, environment
 from distill.training.progress import Progress, ProgressCallback, terminal
 from distill.training.run import Examples, Training, TrainingRun, run_training
+from distill.training.sentences import copy_modules
 from foundation.errors import UserError
 from foundation.files import save_pretrained, write_text
 from search_spaces.architecture import Architecture
@@ -92,13 +93,20 @@ def write_and_show(
     tokenizer: Any,
     architecture: Architecture | None,
     *lines: str,
+    modules_of: str | None = None,
 ) -> int:
-    """Write the folder `--out` with a model, and `show` its metrics.json; returns the exit status."""
+    """Write the folder `--out` with a model, and `show` its metrics.json; returns the exit status.
+
+    Args:
+        modules_of: the sentence encoder whose modules and prompts the folder gets; None: it is none.
+    """
 
     def write(draft: Path) -> None:
         save_pretrained(draft, model, tokenizer)
         if architecture is not None:
             architecture.save(draft / ARCHITECTURE_FILE)
+        if modules_of is not None:
+            copy_modules(modules_of, draft)
         write_metrics(draft, metrics)
 
     write_new(options.out, write)

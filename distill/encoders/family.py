@@ -59,6 +59,8 @@ def family_of_weights(names: Iterable[str]) -> Family:
     names = tuple(names)
     students = [family for family in FAMILIES.values() if family.students_of]
     insides = {family.layers: {parts[2] for name in names if (parts := family.split(name))} for family in students}
+    # Families with the same paths in layers may have their words elsewhere. A part of the weights may be without words.
+    students.sort(key=lambda family: not any(name.endswith(f"{family.words}.weight") for name in names))
     # An attention without heads has only the output's bias.
     for path in ("query", "output", "project"):
         for family in students:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import cached_file
+
 from distill.tasks.types.embeddings import CLS, MAX, MEAN, MEAN_SQRT, MODES
 from foundation.errors import UserError, shortened
 from foundation.files import read_json, write_text
@@ -17,6 +19,8 @@ from foundation.hub import why_unreachable
 
 MODULES, TRANSFORMER = "modules.json", "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
+# The modules that all sentence encoders begin with.
+KINDS = ["Transformer", "Pooling"]
 # The settings of older versions that stand for the kinds of pooling.
 FLAGS = {
     CLS: "pooling_mode_cls_token",
@@ -57,6 +61,17 @@ def files_of(source: str) -> Path:
     return folder
 
 
+def is_sentence_encoder(source: str) -> bool:
+    """Whether the modules of a folder or name make it one, whatever head its config.json names: often it is that of the
+    encoder's pre-training, which the folder no longer has.
+    """
+    try:
+        file = cached_file(source, MODULES)
+        return file is not None and [_kind(module) for module in _modules(Path(file).parent)][:2] == KINDS
+    except (OSError, SentencesError):  # there is no such file, or it names modules of others
+        return False
+
+
 def pooling_of(source: str) -> dict[str, Any]:
     """How the states of a sentence encoder become vectors: `distill.tasks.types.embeddings.POOLING`.
 
@@ -69,7 +84,7 @@ def pooling_of(source: str) -> dict[str, Any]:
     folder = files_of(source)
     modules = _modules(folder)
     kinds = [_kind(module) for module in modules]
-    if kinds[:2] != ["Transformer", "Pooling"]:
+    if kinds[:2] != KINDS:
         raise SentencesError(
             f"{folder / MODULES}: the modules are {', '.join(kinds)}; Transformer and Pooling are needed"
         )

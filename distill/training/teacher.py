@@ -26,7 +26,7 @@ from distill.tasks.types import (
 from distill.tasks.types.embeddings import POOLING
 from distill.training.model_folder import tokenizer_notes, unsupported, unused, why_unreadable
 from distill.training.reranker import keep_activation
-from distill.training.sentences import pooling_of
+from distill.training.sentences import is_sentence_encoder, pooling_of
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
 from foundation.errors import UserError, reason, shortened, warn_once
 from foundation.files import files_of_model, fingerprint
@@ -287,13 +287,13 @@ def check_head(source: str, config: Any, task_type: str) -> None:
 
 
 def load_unchanged(source: str) -> PreTrainedModel:
-    """Load a checkpoint with the head that it has, or the encoder alone if it has none.
+    """Load a checkpoint with the head that it has, or the encoder alone if it has none, as sentence encoders.
 
     Raises:
         TeacherError: as `load_model`, or its head is of no task type.
     """
     config = load_config(source, students=True)
-    name, *_ = config.architectures or ("Model",)
+    name, *_ = ["Model"] if is_sentence_encoder(locate(source)) else config.architectures or ["Model"]
     head = task_type_of_class(name, config)
     if head is not None:
         labels = [config.id2label[number] for number in range(config.num_labels)]

@@ -12,7 +12,7 @@ from distill.encoders.unshare import shared_config
 from distill.tasks.types import EMBEDDINGS, TASK_TYPES, TaskType, get_task_type, task_type_of_class
 from distill.tasks.types.embeddings import POOLING
 from distill.training.reranker import keep_activation
-from distill.training.sentences import MODULES, pooling_of
+from distill.training.sentences import MODULES, is_sentence_encoder, pooling_of
 from distill.training.teacher import labels_of, load_checked, load_tokenizer
 from distill.training.teacher import load_config as load_config_of_model
 from foundation.errors import UserError, shortened
@@ -75,7 +75,7 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
     config = load_config_of_model(source, students=True)
     name, *_ = config.architectures or (None,)
     head = task_type_of_class(str(name), config)
-    if head is None and (folder / MODULES).exists():
+    if is_sentence_encoder(source) or (head is None and (folder / MODULES).exists()):
         head = get_task_type(EMBEDDINGS)
         setattr(config, POOLING, pooling_of(source))
     if head is None:

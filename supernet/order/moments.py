@@ -7,6 +7,7 @@ Dimensions: N tokens without padding; E channels of the input of a linear layer;
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,7 +29,8 @@ class Moments:
     Attributes:
         tokens: N.
         mean_E: the mean input.
-        covariance_EE: the covariance of the inputs.
+        covariance_EE: the covariance of the inputs; of a layer without a bias, which could make up for a mean, their
+            second moments.
         metric_DD: the mean of g g' over the tokens, where g is the gradient of the loss with respect to the output.
             With `sampled_loss` this is the Fisher information of that output, and (v' metric v) / 2 is the expected
             increase in loss per token (in nats; the loss is that of a sentence's prediction) if v is added to the
@@ -91,14 +93,13 @@ class ModelMoments:
         self._attentions = {f"layer {i}, attention": part(layer, output) for i, layer in enumerate(layers)}
         maps = {place: linear for of_layer in (*self._ffns, self._attentions) for place, linear in of_layer.items()}
         places = {(place, end): (linear, end) for place, linear in maps.items() for end in (INPUT, OUTPUT)}
-        self._sums = {place: _Sums(linear.in_features, linear.out_features) for place, linear in maps.items()}
+        self._sums = {place: _Sums(linear) for place, linear in maps.items()}
         for batch, values in gradients(model, batches, loss, places):
             valid_BT = batch["attention_mask"].bool()
             for place, of_map in self._sums.items():
-                if (place, INPUT) in values:  # a layer without heads has no attention
-                    input_BTE, _ = values[place, INPUT]
-                    _, grad_BTD = values[place, OUTPUT]
-                    of_map.add(input_BTE.detach()[valid_BT], None if grad_BTD is None else grad_BTD[valid_BT])
+                input_BTE, _ = values[place, INPUT]
+                _, grad_BTD = values[place, OUTPUT]
+                of_map.add(input_BTE.detach()[valid_BT], None if grad_BTD is None else grad_BTD[valid_BT])
 
     def blocks(self) -> list[list[Moments]]:
         """Those of `project` of every block: `[layer][block]`."""
@@ -119,10 +120,12 @@ class ModelMoments:
 class _Sums:
     """Running sums over the tokens of batches."""
 
-    def __init__(self, inner: int, width: int) -> None:
+    def __init__(self, linear: Any) -> None:
         self.tokens = 0
+        self.has_bias = linear.bias is not None
         # Subtracted before products are summed, as float32 loses the variance of channels far from 0.
         self.shift_E: Tensor | None = None
+        width, inner = linear.weight.shape
         self.sum_E = torch.zeros(inner, dtype=torch.float64)
         self.products_EE = torch.zeros(inner, inner, dtype=torch.float64)
         self.metric_DD = torch.zeros(width, width, dtype=torch.float64)
@@ -157,6 +160,8 @@ class _Sums:
         offset_E = self.sum_E / self.tokens
         mean_E = offset_E + self.shift_E.double().cpu()
         covariance_EE = self.products_EE / self.tokens - torch.outer(offset_E, offset_E)
+        if not self.has_bias:
+            covariance_EE += torch.outer(mean_E, mean_E)
         if not bool(torch.isfinite(covariance_EE).all()):
             raise MomentsError(f"{place}: activations are not finite; lower the supernet's learning rate")
         return Moments(self.tokens, mean_E, covariance_EE, metric_DD)

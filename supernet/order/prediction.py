@@ -3,9 +3,10 @@ that no candidate is built or trained.
 
 A layer computes y = W h + b from the channels h = op(expand(x)), or with a gate h = op(expand(x)) gate(x). With only
 its first k channels, or another activation, and with W and b refitted, it computes the linear regression of y on these
-channels. Half the error of the regression, in the metric of the Fisher information of y, is the increase in loss to
-second order (`supernet.order.moments`). A layer without an FFN approximates y channel by channel, y_d ≈ a_d x_d + b_d,
-which refits the LayerNorm before it; in families whose LayerNorms come first, by the mean of y.
+channels; in families without biases b is 0. Half the error of the regression, in the metric of the Fisher information
+of y, is the increase in loss to second order (`supernet.order.moments`). A layer without an FFN approximates y channel
+by channel, y_d ≈ a_d x_d + b_d, which refits the LayerNorm before it; in families whose LayerNorms come first, by the
+mean of y, or without biases by 0.
 
 Attention heads are predicted alike: y is then the output of the attention, and h are the outputs of the heads.
 
@@ -66,8 +67,8 @@ def predicted_losses(
         root_DD = root_of(metric_DD)
         with torch.no_grad():
             x_ND = block.normalized(inputs_ND.to(model.device))
-            output_ND = _centered(block.f(x_ND)).double().cpu()
-            left_ND = output_ND if block.pre_norm else affine_residuals(inputs_ND, output_ND)
+            output_ND, has_bias = block.f(x_ND).double().cpu(), block.project.bias is not None
+            left_ND = _left(inputs_ND, output_ND, has_bias, block.pre_norm)
             without = (left_ND @ root_DD).square().sum() / len(x_ND)
             expanded_NE = block.expand(x_ND)[:, :limit]
             gate_NE = block.gate(x_ND)[:, :limit].cpu() if hasattr(block, "gate") else 1.0
@@ -75,7 +76,7 @@ def predicted_losses(
                 channels_NE = block.apply_op(op, [expanded_NE]).cpu() * gate_NE
                 if not bool(torch.isfinite(channels_NE).all()):
                     raise MomentsError(f"layer {len(losses[op])}: the outputs of {op} are not finite")
-                errors = regression_errors(channels_NE, output_ND @ root_DD)
+                errors = regression_errors(channels_NE, output_ND @ root_DD, has_bias)
                 losses[op].append(torch.cat((without[None], errors[1:])) / 2)
     return losses
 
@@ -100,10 +101,10 @@ def predicted_losses_of_heads(
         maps, matrices.attentions, inputs[: len(layers)], inputs[len(layers) :], strict=True
     ):
         root_DD = root_of(metric_DD)
-        output_ND = _centered(linear(context_NE.to(model.device)).detach()).double().cpu()
-        left_ND = output_ND if family.pre_norm else affine_residuals(input_ND.cpu(), output_ND)
+        output_ND, has_bias = linear(context_NE.to(model.device)).detach().double().cpu(), linear.bias is not None
+        left_ND = _left(input_ND, output_ND, has_bias, family.pre_norm)
         without = (left_ND @ root_DD).square().sum() / len(input_ND)
-        errors = regression_errors(context_NE.cpu(), output_ND @ root_DD)[:: context_NE.shape[1] // heads]
+        errors = regression_errors(context_NE, output_ND @ root_DD, has_bias)[:: context_NE.shape[1] // heads]
         losses.append(torch.cat((without[None], errors[1:])) / 2)
     return losses
 
@@ -148,17 +149,27 @@ def predicted_losses_of_ranks(
     return torch.cat((corners_D.clamp(min=0) / 2, torch.zeros(1, dtype=torch.float64)))
 
 
+def _left(input_ND: Tensor, output_ND: Tensor, has_bias: bool, pre_norm: bool) -> Tensor:
+    """What is lost of the outputs (N, D) without the FFN or the attention, whose inputs these are."""
+    if pre_norm:
+        return _centered(output_ND) if has_bias else output_ND
+    return affine_residuals(input_ND, output_ND)
+
+
 def affine_residuals(input_ND: Tensor, target_ND: Tensor) -> Tensor:
-    """The residuals (N, D) of the regressions of every centered target on the same channel of the input alone."""
-    centered_ND = _centered(input_ND.double())
+    """The residuals (N, D) of the regressions of every target on the same channel of the input alone and a constant."""
+    centered_ND, target_ND = _centered(input_ND.double()), _centered(target_ND)
     variance_D = centered_ND.square().mean(dim=0)
     slope_D = torch.where(variance_D > 0, (centered_ND * target_ND).mean(dim=0) / variance_D.clamp(min=1e-300), 0)
     return target_ND - slope_D * centered_ND
 
 
-def regression_errors(channels_NE: Tensor, target_ND: Tensor) -> Tensor:
-    """The mean squared error, summed over D, of the regressions of a centered target on the first k channels and a
-    constant, for k = 0 ... E: (E + 1,).
+def regression_errors(channels_NE: Tensor, target_ND: Tensor, constant: bool = True) -> Tensor:
+    """The mean squared error, summed over D, of the regressions of a target on the first k channels, for k = 0 ... E:
+    (E + 1,).
+
+    Args:
+        constant: whether on a constant, too.
 
     Raises:
         MomentsError: a channel is not finite.
@@ -166,7 +177,9 @@ def regression_errors(channels_NE: Tensor, target_ND: Tensor) -> Tensor:
     if not bool(torch.isfinite(channels_NE).all()):
         raise MomentsError("the outputs of a layer are not finite")
     tokens = len(channels_NE)
-    centered_NE = _centered(channels_NE.double())
+    centered_NE = channels_NE.double()
+    if constant:
+        centered_NE, target_ND = _centered(centered_NE), _centered(target_ND)
     deviation_E = centered_NE.square().mean(dim=0).sqrt()
     # Constant channels deviate by rounding errors only.
     constant_E = deviation_E <= 1e-7 * channels_NE.double().abs().amax(dim=0)

@@ -18,6 +18,7 @@ from distill.training.teacher import load_config, load_model
 from nas.probe import main
 from supernet.build import from_teacher
 from tests.renamed import of_every_kind
+from tests.sentences import become_sentence_encoder
 from tests.tiny import batch, bert, inputs, shaken
 
 SIZES = {
@@ -62,6 +63,14 @@ def test_supported_types(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     of_every_kind(bert())[name].save_pretrained(tmp_path)
     assert main([str(tmp_path)]) == 0
     assert "which is supported; all parts are where they should be" in capsys.readouterr().out
+
+
+def test_a_sentence_encoder_whose_configuration_names_a_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    become_sentence_encoder(saved(tmp_path / "encoder", "mpnet"), "MPNetForMaskedLM")
+    assert main([str(tmp_path / "encoder")]) == 0
+    assert "is of type 'mpnet', which is supported; " in capsys.readouterr().out
 
 
 def test_a_type_that_is_built_like_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,12 +25,15 @@ from transformers import (
 )
 
 from distill.__main__ import main as distill
-from distill.training.teacher import load_unchanged
+from distill.tasks.types import EMBEDDINGS
+from distill.training.sentences import pooling_of
+from distill.training.teacher import load_model, load_unchanged
 from search_spaces import FFN, GELU, Architecture, Experts
 from supernet.build import base_of_teacher
 from supernet.cut_vocabulary import main
 from supernet.student import main as student
 from tests.commands import Refused, output_elsewhere
+from tests.sentences import become_sentence_encoder
 from tests.supernet.files import CLASSES
 from tests.supernet.tokenizers_of import byte_level, sentences, word_pieces
 from tests.tiny import SIZES, shaken
@@ -132,6 +135,18 @@ def test_an_encoder_without_a_head_for_the_rows(tmp_path: Path, capsys: pytest.C
         assert json.loads((out / "config.json").read_text())["architectures"] == [cls.__name__]
         _, info = auto.from_pretrained(out, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]
+
+
+def test_a_sentence_encoder_stays_one(tmp_path: Path) -> None:
+    """Also if its configuration names the head of its pre-training, which it no longer has."""
+    whole, out = become_sentence_encoder(saved(BertModel, tmp_path / "whole"), "BertForMaskedLM"), tmp_path / "cut"
+    (tmp_path / "text.txt").write_text("\n".join(ALL[:20]))
+    assert main([str(whole), "--corpus", str(tmp_path / "text.txt"), *SMALL, "--out", str(out)]) == 0
+    assert pooling_of(str(out)) == pooling_of(str(whole)) == {"mode": "mean", "normalize": False}
+    model, tokenizer = load_model(str(out), (), EMBEDDINGS, new_head=False).eval(), AutoTokenizer.from_pretrained(out)
+    before, own = AutoModel.from_pretrained(whole).eval(), AutoTokenizer.from_pretrained(whole)
+    states = [of(**tokens(ALL[0], return_tensors="pt"))[0] for of, tokens in ((model, tokenizer), (before, own))]
+    torch.testing.assert_close(*states)
 
 
 def test_a_student_with_experts_as_a_stranger_loads_it(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Students of other families: what they share with those of a BERT with the same weights, and what is theirs."""
 
+import copy
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,13 +23,21 @@ from distill.encoders.student import modeling_nas, modeling_nas_bert
 from distill.encoders.student.families import FAMILIES
 from distill.encoders.students import CLASSES as STUDENTS
 from distill.objectives.outputs import Batch
-from distill.tasks.types import task_type_of
+from distill.tasks.types import TASK_TYPES, task_type_of
 from distill.training.students import some_layers
 from distill.training.teacher import TeacherError, load_config, load_model
 from nas.export.ordinary import ordinary_form
-from search_spaces import FFN, Architecture, Attention, Experts, Layer, cost
+from search_spaces import FFN, Architecture, Attention, Embedding, Experts, Layer, cost
 from search_spaces.graph import FFNGraph
-from supernet.build import BuildError, base_of_teacher, build, config_of, from_teacher, layer_output_statistics
+from supernet.build import (
+    BuildError,
+    base_of_teacher,
+    build,
+    config_of,
+    from_teacher,
+    layer_output_statistics,
+    set_dropout,
+)
 from supernet.compensation.calibration import calibrate
 from supernet.compensation.compensate import compensate
 from supernet.inherit import inherit
@@ -142,6 +151,40 @@ def test_whole_candidates_with_their_norms_first_stay_as_they_are(name: str, acc
     student = build(architecture, num_labels=3, template=teacher.config, weights=weights).eval()
     compensate(student, calibrate(supernet, batches, accelerator, attentions=True), accelerator)
     assert all(torch.equal(tensor, weights[key]) for key, tensor in student.state_dict().items() if key in weights)
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+@torch.no_grad()
+def test_dropout_is_set_wherever_it_is(name: str) -> None:
+    config, given = copy.deepcopy(EVERY_KIND[name].config), model_inputs(EVERY_KIND[name], sentences())
+    for key in family_of(config).dropouts:
+        setattr(config, key, 0.5)
+    student = from_teacher(type(EVERY_KIND[name])(config), stack=1)
+    set_dropout(student, 0.0)
+    assert torch.equal(student.train()(**given).logits, student.eval()(**given).logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "tied"),
+    [("eurobert", "classification", True), *((name, "masked_lm", name == "eurobert") for name in ("eurobert", "bert"))],
+)
+@torch.no_grad()
+def test_words_of_lower_rank(name: str, head: str, tied: bool) -> None:
+    """In families with the same paths in layers and words elsewhere, and where the output embedding has no bias, or is
+    another one.
+    """
+    config = copy.deepcopy(EVERY_KIND[name].config)
+    config.tie_word_embeddings = tied
+    whole = from_teacher(shaken(TASK_TYPES[head].model.from_config(config)).eval(), stack=1).eval()
+    base, graph = base_of_teacher(config)
+    architecture = replace(Architecture.uniform(base, graph), embedding=Embedding(8))
+    weights = inherit(whole.state_dict(), architecture, torch.arange(base.vocabulary))
+    candidate = build(architecture, TASK_TYPES[head], 3, config, weights).eval()
+    words, given = whole.get_input_embeddings().weight, model_inputs(whole, sentences())
+    inherited = candidate.get_input_embeddings()(torch.arange(base.vocabulary))
+    assert not torch.allclose(words, inherited)
+    words.copy_(inherited)
+    torch.testing.assert_close(candidate(**given).logits, whole(**given).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("other", KINDS)

@@ -17,12 +17,12 @@ class LowRankEmbedding(nn.Embedding):
 
 
 class LowRankDecoder(nn.Linear):
-    """The output embedding of a masked language model that is tied to a `LowRankEmbedding`, with a bias for every
-    token: (..., width) -> (..., vocabulary).
+    """The output embedding of a masked language model that is tied to a `LowRankEmbedding`, possibly with a bias for
+    every token: (..., width) -> (..., vocabulary).
     """
 
-    def __init__(self, vocabulary: int, rank: int, width: int) -> None:
-        super().__init__(rank, vocabulary)
+    def __init__(self, vocabulary: int, rank: int, width: int, bias: bool) -> None:
+        super().__init__(rank, vocabulary, bias)
         self.map = nn.Linear(rank, width, bias=False)
 
     def forward(self, hidden_states: Tensor) -> Tensor:

@@ -232,7 +232,8 @@ class Student:
         maps = {f"{decoder}.map.weight": f"{words}.map.weight" for decoder in decoders}
         for decoder in decoders:
             sizes = config.vocab_size, config.embedding_rank, config.hidden_size
-            self.set_submodule(decoder, LowRankDecoder(*sizes))
+            has_bias = self.get_submodule(decoder).bias is not None
+            self.set_submodule(decoder, LowRankDecoder(*sizes, has_bias))
         self._tied_weights_keys = {**tied, **maps}
         self.all_tied_weights_keys = {**self.all_tied_weights_keys, **maps}
 

@@ -35,6 +35,7 @@ from tests import requirements
 from tests.commands import Refused, run
 from tests.nas.rows import study
 from tests.nas.tiny_study import TinyStudy
+from tests.sentences import become_sentence_encoder
 from tests.tiny import SIZES, bert, shaken, tokenizer
 
 requirements.module("onnxruntime", "onnx")
@@ -56,14 +57,8 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-def sentence_encoder(folder: Path, pooler: bool) -> Path:
-    saved(BertModel(BertConfig(**SIZES), add_pooling_layer=pooler), folder)
-    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
-    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    return folder
+def sentence_encoder(folder: Path, pooler: bool, head: str | None = None) -> Path:
+    return become_sentence_encoder(saved(BertModel(BertConfig(**SIZES), add_pooling_layer=pooler), folder), head)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +90,10 @@ def test_every_head(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert {timing["model"] for timing in timings} == {"teacher"}
 
 
-@pytest.mark.parametrize("pooler", [True, False])
+@pytest.mark.parametrize(("pooler", "head"), [(True, None), (False, "BertForMaskedLM")])
 @torch.no_grad()
-def test_a_sentence_encoder(pooler: bool, tmp_path: Path) -> None:
-    folder, out = sentence_encoder(tmp_path / "encoder", pooler), tmp_path / "out"
+def test_a_sentence_encoder(pooler: bool, head: str | None, tmp_path: Path) -> None:
+    folder, out = sentence_encoder(tmp_path / "encoder", pooler, head), tmp_path / "out"
     assert run(main, folder, "--onnx", "--out", out, "--skip-latency") == 0
     model = AutoModel.from_pretrained(folder).eval()
     batch = padded_batch(model.config, 4, 9)

@@ -6,16 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from distill.encoders.family import family_of
+from distill.encoders.parts import encoder_layers
 from distill.encoders.student import ffn
 from search_spaces import GELU, Architecture, FFNGraph
-from supernet.build import build
+from supernet.build import base_of_teacher, build, from_teacher
 from supernet.embedding import of_rank
+from supernet.module_inputs import module_inputs
 from supernet.order.importance import sort_channels, summed_loss
 from supernet.order.moments import ModelMoments, MomentsError, sampled_loss
 from supernet.order.orders import ORDERS, OrderInputs
 from supernet.order.prediction import predicted_losses, predicted_losses_of_ranks, regression_errors
+from supernet.order.reconstruction import root_of
+from tests.renamed import of_every_kind
 from tests.supernet.order.test_reconstruction import remaining
-from tests.tiny import BASE, batch, inputs, shaken
+from tests.tiny import BASE, batch, bert, inputs, shaken
 
 # More tokens than channels, so that no regression is exact by chance.
 BATCHES = [batch(12, 12, seed=seed) for seed in range(6)]
@@ -93,6 +97,29 @@ def test_losses_are_errors_in_the_fisher_metric(formula: str) -> None:
     assert float(found["relu"][1][0]) == float(found["gelu"][1][0])
     for width in (3, 20):
         assert float(found["relu"][1][width]) == pytest.approx(least_squares(relu[:, :width], target) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["nomic", "modernbert", "eurobert"])
+@torch.no_grad()
+def test_losses_without_a_bias(name: str) -> None:
+    """They are those of regressions without a constant: nothing makes up for the mean of channels that are missing."""
+    teacher = of_every_kind(bert())[name]
+    base, graph = base_of_teacher(teacher.config)
+    model = from_teacher(teacher, stack=1).eval()
+    blocks = [layer.ffn[0] for layer in encoder_layers(model)]
+    with torch.enable_grad():
+        matrices = ModelMoments(model, BATCHES, sampled_loss(0)).fisher_matrices()
+    found = predicted_losses(model, BATCHES, matrices, [str(graph.activation)], base.inner)[str(graph.activation)]
+    for block, metric, losses, channels in zip(
+        blocks, matrices.ffns, found, module_inputs(model, [block.project for block in blocks], BATCHES), strict=True
+    ):
+        h, output, root = channels.double().numpy(), block.project(channels).double().numpy(), root_of(metric).numpy()
+        for width in (3, 20):
+            lost = output - h[:, :width] @ np.linalg.lstsq(h[:, :width], output, rcond=None)[0]
+            expected = float(((lost @ root) ** 2).sum()) / len(h) / 2
+            assert float(losses[width]) == pytest.approx(expected, rel=1e-3)
+        if base.pre_norm:
+            assert float(losses[0]) == pytest.approx(float(((output @ root) ** 2).sum()) / len(h) / 2, rel=1e-3)
 
 
 def test_the_base_graph_loses_what_the_second_moments_say(model: nn.Module) -> None:
