@@ -1,13 +1,17 @@
 """Experts in a study's configuration, and in the search space that it describes."""
 
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 from nas.config.load import load_config, parse_config
 from nas.config.schema import ConfigError
 from nas.planning.budget import base_model, budgeted_space, macs_limits
+from nas.preparation.data import check_tasks
 from search_spaces import DENSE, GELU, Architecture, Experts, Space, cost
+from tests.checkout import ROOT
 from tests.tiny import BASE
 
 HASHED = {"count": 4, "shared": "2/3"}
@@ -20,6 +24,15 @@ def box(*experts: dict[str, object], **changes: object) -> Space:
     more = {f"space.{key}": value for key, value in changes.items()} | ({"space.experts": experts} if experts else {})
     config = load_config("demo-ffn", SIZES | {"space.uniform": "1/2", "space.slack": 0.3} | more)
     return budgeted_space(config, BASE, GELU, num_labels=4)
+
+
+def test_the_preset_on_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "experts.md").read_text(encoding="utf-8")
+    (preset,) = re.findall(r"^```toml\n(extends.*?)^```$", page, re.M | re.S)
+    (tmp_path / "page.toml").write_text(preset)
+    config = load_config(str(tmp_path / "page.toml"))
+    check_tasks(config)
+    assert (config.space.attention_experts, config.space.head_experts) == ((1, 4), (1, 2))
 
 
 def test_experts_come_back_from_toml() -> None:
