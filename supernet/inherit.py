@@ -42,7 +42,7 @@ def inherit(
 
     Raises:
         ValueError: frequencies are missing, the supernet has experts, extra layers, or too few channels or blocks, or
-            its word embedding is of too low a rank.
+            its word embedding is of too low a rank; or a gate is missing in a family without biases.
     """
     base, layers = architecture.base, architecture.layers
     family = family_of_weights(weights)
@@ -80,6 +80,8 @@ def inherit(
         )
         gate = name.replace(".expand.", ".gate.")
         if module == "expand" and ffn.graph.gated and gate not in weights:
+            if name.replace(".weight", ".bias") not in weights:
+                raise ValueError(f"layers[{layer}].ffn.graph: the supernet has no gate, nor biases to start one")
             inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
     prefix = family.prefix(weights)
     has_attentions = any(family.query in name for name in weights)

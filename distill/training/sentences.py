@@ -91,7 +91,9 @@ def pooling_of(source: str) -> dict[str, Any]:
     described = read_json(folder / modules[1]["path"] / "config.json")
     if not isinstance(described, dict):
         raise SentencesError(f"{folder / modules[1]['path'] / 'config.json'}: must be an object")
-    mode = described.get("pooling_mode") or [name for name, flag in FLAGS.items() if described.get(flag)]
+    names = {flag: mode for mode, flag in FLAGS.items()}
+    flags = [flag for flag, on in described.items() if flag.startswith("pooling_mode_") and on]
+    mode = described.get("pooling_mode") or [names.get(flag, flag) for flag in flags]
     mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
     if mode not in MODES:
         raise SentencesError(f"the model {source!r}: pooling {shortened(mode)} is not one of {', '.join(MODES)}")

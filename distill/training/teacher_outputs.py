@@ -43,7 +43,9 @@ class LiveTeacher:
 
 
 def save_outputs(teacher: LiveTeacher, batches: Iterable[Batch], folder: Path) -> None:
-    """Save the teacher's outputs on `batches` in half precision to a new folder. Routings are not saved."""
+    """Save the teacher's outputs on `batches` to a new folder, in float16 or, where that overflows, in bfloat16.
+    Routings are not saved.
+    """
     folder.mkdir()
     pending: dict[str, torch.Tensor] = {}
     first = step = 0
@@ -59,12 +61,17 @@ def save_outputs(teacher: LiveTeacher, batches: Iterable[Batch], folder: Path) -
         named = {"logits": outputs.logits} | {
             f"{name}.{i}": tensor for name in SAVED for i, tensor in enumerate(getattr(outputs, name)) if tensor.numel()
         }
-        pending |= {f"{step}.{name}": tensor.half().cpu().contiguous() for name, tensor in named.items()}
+        pending |= {f"{step}.{name}": _halved(tensor).cpu().contiguous() for name, tensor in named.items()}
         if sum(tensor.nbytes for tensor in pending.values()) >= PART:
             write()
             first = step + 1
     if pending:
         write()
+
+
+def _halved(tensor: torch.Tensor) -> torch.Tensor:
+    half = tensor.half()
+    return tensor.bfloat16() if bool(half.isinf().any()) else half
 
 
 def saved_bytes(config: Any, needs: frozenset[str], shapes: Iterable[tuple[int, int]]) -> int:

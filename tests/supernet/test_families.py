@@ -164,6 +164,15 @@ def test_dropout_is_set_wherever_it_is(name: str) -> None:
     assert torch.equal(student.train()(**given).logits, student.eval()(**given).logits)
 
 
+def test_no_gate_starts_without_a_bias() -> None:
+    """It would be 0 instead of 1, and with it the FFN."""
+    config = EVERY_KIND["nomic"].config
+    base, gated = base_of_teacher(config)
+    supernet = build(Architecture.uniform(base), template=config)
+    with pytest.raises(ValueError, match=r"layers\[0\].ffn.graph: the supernet has no gate, nor biases"):
+        inherit(supernet.state_dict(), Architecture.uniform(base, gated))
+
+
 @pytest.mark.parametrize(
     ("name", "head", "tied"),
     [("eurobert", "classification", True), *((name, "masked_lm", name == "eurobert") for name in ("eurobert", "bert"))],

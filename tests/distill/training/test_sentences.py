@@ -61,6 +61,7 @@ def test_the_teacher_of_the_demo() -> None:
         ("1_Pooling/config.json", [], "config.json: must be an object"),
         ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pooling 'lasttoken' is not one of mean, cls"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "is not one of mean, cls"),
+        ("1_Pooling/config.json", {"pooling_mode_lasttoken": True}, "pooling 'pooling_mode_lasttoken' is not"),
     ],
 )
 def test_other_folders(file: str, content: Any, said: str, shared_study: TinyStudy, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import torch
 from accelerate import Accelerator
 from transformers import BertConfig, DebertaV2Config, GPT2Config, NomicBertConfig, PretrainedConfig, T5Config
 
+from distill.encoders.parts import encoder_layers, part
 from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, RELATIONS, ROUTINGS
 from distill.tasks.types import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TOKEN_CLASSIFICATION
 from distill.training.teacher import TeacherError, load_config, load_model, load_tokenizer, source_fingerprint
 from distill.training.teacher_outputs import LiveTeacher, SavedTeacher, save_outputs
 from tests.distill.objectives.test_outputs import routed
+from tests.renamed import of_every_kind, sentences
 from tests.tiny import SIZES, batch, bert, inputs
 
 EVERYTHING = frozenset({LOGITS, HIDDEN_STATES, ATTENTION_SCORES, RELATIONS})
@@ -147,6 +149,19 @@ def test_saved_outputs_are_the_live_ones(tmp_path: Path, accelerator: Accelerato
             assert len(theirs) == len(ours)
             for a, b in zip(theirs, ours, strict=True):
                 assert torch.equal(a.half(), b)
+
+
+def test_states_that_are_too_large_for_float16(tmp_path: Path, accelerator: Accelerator) -> None:
+    """As some encoders have them before their last LayerNorm."""
+    teacher = of_every_kind(bert())["pre-norm"]
+    with torch.no_grad():
+        part(encoder_layers(teacher)[0], "output.dense").weight.mul_(1e5)
+    live = LiveTeacher(teacher, frozenset({HIDDEN_STATES}), accelerator)
+    save_outputs(live, [sentences()], tmp_path / "outputs.safetensors")
+    expected, saved = live(0, sentences()), SavedTeacher(tmp_path / "outputs.safetensors")(0, sentences())
+    assert float(expected.hidden_states[1].abs().max()) > torch.finfo(torch.float16).max
+    for a, b in zip(expected.hidden_states, saved.hidden_states, strict=True):
+        torch.testing.assert_close(b.float(), a.float(), rtol=1e-2, atol=1e-2)
 
 
 def test_routings_are_not_saved(tmp_path: Path, accelerator: Accelerator) -> None:
