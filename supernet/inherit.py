@@ -80,9 +80,7 @@ def inherit(
         )
         gate = name.replace(".expand.", ".gate.")
         if module == "expand" and ffn.graph.gated and gate not in weights:
-            if name.replace(".weight", ".bias") not in weights:
-                raise ValueError(f"layers[{layer}].ffn.graph: the supernet has no gate, nor biases to start one")
-            inherited[gate] = torch.full_like(tensor, float(kind == "bias"))
+            inherited[gate] = _constant_gate(tensor, kind, layer, name.replace(".weight", ".bias") in weights)
     prefix = family.prefix(weights)
     has_attentions = any(family.query in name for name in weights)
     before = prefix.removesuffix(f"{family.layers}.")
@@ -97,6 +95,13 @@ def inherit(
     if not architecture.has_experts or any(name.endswith(f".{TABLE}") for name in weights):
         return inherited
     return routing_tables(architecture, prefix, frequencies, seed) | inherited
+
+
+def _constant_gate(like: Tensor, kind: str, layer: int, has_bias: bool) -> Tensor:
+    """The weight or the bias of a gate that is always 1. Raises ValueError if it has no bias."""
+    if not has_bias:
+        raise ValueError(f"layers[{layer}].ffn.graph: the supernet has no gate, nor biases to start one")
+    return torch.full_like(like, float(kind == "bias"))
 
 
 def _outside_layers(
