@@ -25,7 +25,7 @@ from nas.preparation.phases import CANDIDATE
 from search_spaces.operations import UNARY
 
 # Part of every cache key: increase it when the meaning of what is kept in the cache changes.
-FORMAT = 4
+FORMAT = 5
 # The tables of trainings whose text a search needs, and the activations that it allocates.
 TEXTS, ACTIVATIONS = ("warmup", *CANDIDATE), tuple(sorted(UNARY))
 
