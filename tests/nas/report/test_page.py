@@ -15,6 +15,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import optuna
 import pytest
 from matplotlib.image import imread
 from optuna.trial import TrialState
@@ -187,9 +188,10 @@ def test_bad_input(reports: Reports, tmp_path: Path, refused: Refused, monkeypat
     assert "--checkpoint" in refused(command.main, path, "--checkpoint", tmp_path)
     (tmp_path / "file").touch()
     assert "--out: " in refused(command.main, path, "--out", tmp_path / "file" / "report.html")
-    assert "there is no study demo/stage-1" in refused(
-        command.main, path, "--storage", f"sqlite:///{tmp_path}/other.db"
-    )
+    other = tmp_path / "other.db"
+    assert f"there is no file {other}" in refused(command.main, path, "--storage", f"sqlite:///{other}")
+    optuna.create_study(storage=f"sqlite:///{other}", study_name="other")
+    assert "there is no study demo/stage-1" in refused(command.main, path, "--storage", f"sqlite:///{other}")
     best = json.loads((path / "stage-1" / "best.json").read_text())
     best["winner"]["trial"] = 99
     (path / "stage-1" / "best.json").write_text(json.dumps(best))
