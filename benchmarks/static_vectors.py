@@ -1,8 +1,8 @@
-"""MiniLM as a sentence encoder against static vectors of its tokens, which model2vec makes of it without a text (pip
-install 'model2vec[distill]'), and against folders of students: what they retrieve, and how long a query takes.
+"""MiniLM as a sentence encoder beside static vectors that model2vec derives from it without any text, and beside
+folders of students: what they retrieve, and how long a query takes.
 
-The retrieval sets are those of the benchmark sentence_encoders, and texts are cut to as many tokens. Milliseconds are
-medians over all queries, which are encoded one at a time, tokens included, in PyTorch.
+It needs `pip install 'model2vec[distill]'`. The retrieval sets and the most tokens of a text are those of the benchmark
+sentence_encoders. Milliseconds are medians over all queries, encoded one at a time in PyTorch, tokenization included.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -19,7 +19,7 @@ from distill.training.run import TEACHER
 from distill.training.teacher import locate
 from nas.compress.retrieval import METRICS, Pairs, beside_teacher, contributions
 
-# The vectors (N, D) of some texts, of length 1.
+# Encodes N texts as unit vectors (N, D).
 Encode = Callable[[list[str]], np.ndarray]
 
 
@@ -27,7 +27,9 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--squad", type=Path, required=True, metavar="DIR", help="train*.json and dev*.json of SQuAD 1.1"
     )
-    parser.add_argument("--dims", type=int, nargs="+", default=[256], help="of static vectors; default: 256")
+    parser.add_argument(
+        "--dims", type=int, nargs="+", default=[256], help="dimensions of the static vectors; default: 256"
+    )
     parser.add_argument("--students", nargs="*", default=[], metavar="DIR", help="folders of sentence-transformers")
 
 
@@ -43,12 +45,12 @@ def run(options: Namespace, report: Report) -> None:
     }
     report.save({"retrieval": found, "milliseconds": speeds})
     rows = []
-    for title, of_set in found.items():
-        for name, metrics in of_set.items():
+    for title, by_encoder in found.items():
+        for name, metrics in by_encoder.items():
             ndcg = metrics["ndcg@10"]
-            less = ndcg.get("difference")
-            lead = f"{less['value']:+.4f} ± {less['standard_error']:.4f}" if less else ""
-            rows.append((title, name, f"{ndcg['value']:.4f}", lead, f"{speeds[name]:.2f}"))
+            difference = ndcg.get("difference")
+            cell = f"{difference['value']:+.4f} ± {difference['standard_error']:.4f}" if difference else ""
+            rows.append((title, name, f"{ndcg['value']:.4f}", cell, f"{speeds[name]:.2f}"))
     report.table(("set", "vectors", "nDCG@10", "to the teacher's", "ms a query"), rows)
 
 
