@@ -5,7 +5,7 @@ from datetime import date
 
 import pytest
 
-from tests import requirements, slow_thirds
+from tests import slow_thirds
 
 SUITE = """\
 import pytest
@@ -46,16 +46,16 @@ def test_thirds_are_disjoint_and_complete(pytester: pytest.Pytester) -> None:
     assert today in [thirds[day.timetuple().tm_yday % 3] - fast for day in (before, date.today())]
 
 
-@pytest.mark.parametrize(("required", "mark", "passes"), [("1", "", 0), ("1", "@pytest.mark.slow", 1), ("0", "", 1)])
+@pytest.mark.parametrize(("mark", "named"), [("", True), ("@pytest.mark.slow", False)])
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
 def test_a_fast_test_that_is_slow(
-    required: str, mark: str, passes: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    mark: str, named: bool, workers: tuple[str, ...], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if another process does its work."""
-    monkeypatch.setenv(requirements.REQUIRE_ALL, required)
     monkeypatch.setattr(slow_thirds, "MOST_SECONDS", 0.05)
     pytester.makeini(CONFIGURATION)
     work = "import subprocess, sys\n    subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
     pytester.makepyfile(f"import pytest\n\n{mark}\ndef test_it():\n    {work}")
-    result = pytester.runpytest_inprocess("-p", "tests.slow_thirds", "-m", "slow or not slow")
-    result.assert_outcomes(passed=passes, failed=1 - passes)
-    assert ("mark it slow" in result.stdout.str()) == (not passes)
+    result = pytester.runpytest_inprocess("-p", "tests.slow_thirds", "-m", "slow or not slow", *workers)
+    result.assert_outcomes(passed=1)
+    assert (" seconds of processor time: mark it slow" in result.stdout.str()) == named
