@@ -445,7 +445,7 @@ def test_an_assistant_teaches_on_text(tiny_study: TinyStudy, tmp_path: Path, ref
     assert first["none"] == first["copy"] != first["assistant"]
     other = tmp_path / "other"
     shutil.copytree(tmp_path / "assistant", other)
-    tokenizer(other, ["another"]).save_pretrained(other)
+    tokenizer(["another"]).save_pretrained(other)
     for assistant, message in (
         (str(other), "pretrain.assistant: the vocabulary of"),
         (str(tmp_path / "missing"), "no model at"),

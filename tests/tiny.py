@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, PreTrainedModel
 
 from search_spaces import FFN, Architecture, Base, FFNGraph, Space
 
@@ -21,6 +21,9 @@ SIZES = {
     "intermediate_size": 48,
     "max_position_embeddings": 20,
 }
+# With the five special tokens these are a vocabulary of 50.
+WORDS = [f"w{number}" for number in range(45)]
+CLASSES = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
 
 
 def bert(seed: int = 0, labels: int = 3, **changes: object) -> BertForSequenceClassification:
@@ -54,11 +57,17 @@ def batch(rows: int = 4, tokens: int = 9, labels: int = 3, seed: int = 0) -> dic
     }
 
 
-def tokenizer(folder: Path, words: Iterable[str]) -> BertTokenizerFast:
-    """A tokenizer whose word pieces are the special tokens and these words; its file is written to the folder."""
+def tokenizer(words: Iterable[str] = WORDS) -> BertTokenizerFast:
+    """A tokenizer whose word pieces are the special tokens and these words."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-    (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
-    return BertTokenizerFast(vocab=str(folder / "vocab.txt"))
+    return BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)})
+
+
+def saved(model: PreTrainedModel, folder: Path, words: Iterable[str] = WORDS) -> Path:
+    """Save a model with a tokenizer of these words; returns the folder."""
+    model.save_pretrained(folder)
+    tokenizer(words).save_pretrained(folder)
+    return folder
 
 
 def inputs(given: dict[str, Tensor]) -> dict[str, Tensor]:
