@@ -37,6 +37,7 @@ from nas.preparation.workspace import Workspace
 from search_spaces import PUBLISHED, Architecture, cost
 from supernet import student
 from tests.commands import Refused, output_elsewhere, run
+from tests.nas.processes import Killed
 from tests.nas.rows import half_width, study
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
 from tests.tiny import tokenizer
@@ -288,10 +289,6 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
     assert "is not empty: choose another folder\n" in refused(main, *again)
-
-
-class Killed(BaseException):
-    """Stands for the death of the process."""
 
 
 def test_what_was_cut_short_while_it_was_written_can_be_resumed(

@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from search_spaces import FFN, Architecture, Base, FFNGraph, Space
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+GEGLU = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 24,
@@ -21,6 +22,7 @@ SIZES = {
     "intermediate_size": 48,
     "max_position_embeddings": 20,
 }
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 # With the five special tokens these are a vocabulary of 50.
 WORDS = [f"w{number}" for number in range(45)]
 CLASSES = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}

@@ -22,9 +22,8 @@ from distill.training.distillation import SavedOutputs, distil, masked, phase_re
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
 from distill.training.teacher_outputs import LiveTeacher
-from tests.tiny import SIZES, batch, bert, shaken, tokenizer
+from tests.tiny import NO_DROPOUT, SIZES, batch, bert, shaken, tokenizer
 
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 # Of four heads of width 6.
 FITTING: dict[str, dict[str, Any]] = {"minimoe": {"relation_heads": 8}, "minilmv2": {"relation_heads": 6}}
 # No draws that change the loss: a student that stands alone, and banks that are not random for long.

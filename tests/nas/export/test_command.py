@@ -44,13 +44,11 @@ print(json.dumps(pipeline("text-classification", model=folder, trust_remote_code
 
 
 @pytest.fixture(scope="module")
-def checkpoint(shared_study: TinyStudy, searched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(study_cache: None, searched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained winner of the tiny study."""
     out = tmp_path_factory.mktemp("export") / "final"
     given = [searched / "architecture.json", "--out", out, "--device", "cpu", "--skip-base"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-        assert run(train_final, *given) == 0
+    assert run(train_final, *given) == 0
     return out
 
 
