@@ -128,7 +128,7 @@ class Alternatives:
 
     def latencies(self, architectures: Mapping[str, Architecture]) -> dict[str, dict[str, float]]:
         """The milliseconds of all models and the teacher, by form and batch."""
-        table = latencies_of(self.budgets[0].config, self.workspace, "cpu", lambda phase, fraction: None)
+        table = latencies_of(self.budgets[0].config, self.workspace, "cpu")
         teacher = load_teacher(self.budgets[0].config.teacher)
         rows: dict[str, dict[str, float]] = {name: {} for name in (TEACHER, *architectures)}
         for form, batch in product(FORMS, BATCHES):

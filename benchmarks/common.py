@@ -301,6 +301,18 @@ def machine(load_before: float) -> dict[str, Any]:
     }
 
 
+def squad_articles(folder: Path, split: str) -> list[Any]:
+    """The articles of a split of SQuAD.
+
+    Raises:
+        BenchmarkError: the folder has no files of the split.
+    """
+    files = sorted(folder.glob(f"{split}*.json"))
+    if not files:
+        raise BenchmarkError(f"--squad: there is no {split}*.json in {folder}")
+    return [article for file in files for article in json.loads(file.read_text(encoding="utf-8"))["data"]]
+
+
 def read_results(path: Path, benchmark: str) -> dict[str, Any]:
     """A file of raw numbers, whole.
 

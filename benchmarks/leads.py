@@ -57,7 +57,7 @@ def bounded(preset: str, kind: str, budget: Fraction) -> StudyConfig:
         return config
     workspace = prepare(config, outputs=False)
     base, graph = workspace.base()
-    table = latencies_of(config, workspace, "cpu", lambda phase, fraction: None)
+    table = latencies_of(config, workspace, "cpu")
     uniform = table.total(Architecture.uniform(base, graph, expansion=1 / budget))
     whole = cost.params(Architecture.uniform(base, graph), workspace.num_labels)
     changes = {"space.max_latency": f"{uniform / 1000}ms", "space.max_params": whole, "space.slack": 0.2}
@@ -136,7 +136,7 @@ class Budget:
             name: {"params": cost.params(one, self.workspace.num_labels)} for name, one in architectures.items()
         }
         if self.config.space.max_latency is not None:
-            table = latencies_of(self.config, self.workspace, "cpu", lambda phase, fraction: None)
+            table = latencies_of(self.config, self.workspace, "cpu")
             for name, latency in measure_whole(architectures, table, "cpu", load_teacher(self.config.teacher)).items():
                 rows[name] |= {"predicted_ms": latency.predicted / 1e3, "measured_ms": 1e3 * latency.whole.quiet}
         return rows

@@ -91,7 +91,7 @@ class Pruned:
         if not self.options.latency:
             whole = macs(Architecture.uniform(self.base, self.graph), self.config.max_length)
             return Limit("macs", 0, partial(cost.layer_macs, tokens=self.config.max_length), int(whole / budget))
-        table = latencies_of(self.config, self.workspace, "cpu", lambda phase, fraction: None)
+        table = latencies_of(self.config, self.workspace, "cpu")
         return Limit("latency", table.fixed, PartLatency(table), int(table.teacher / budget))
 
     def row(self, method: str, budget: Fraction) -> Row:

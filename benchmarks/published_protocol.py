@@ -97,7 +97,7 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """A BERT, or EfficientBERT's supernet with `blocks` FFNs a layer, and a classifier on top."""
 
-    def __init__(self, base: Base, blocks: int, num_labels: int = 2) -> None:
+    def __init__(self, base: Base, blocks: int) -> None:
         super().__init__()
         self.base = base
         self.words = nn.Embedding(base.vocabulary, base.embedding or base.width)
@@ -108,7 +108,7 @@ class Encoder(nn.Module):
         self.stack = blocks
         self.attentions = nn.ModuleList(Attention(base.width, base.heads) for _ in range(base.depth))
         self.blocks = nn.ModuleList(Block(base.width, base.inner) for _ in range(base.depth * blocks))
-        self.pooler, self.classifier = nn.Linear(base.width, base.width), nn.Linear(base.width, num_labels)
+        self.pooler, self.classifier = nn.Linear(base.width, base.width), nn.Linear(base.width, 2)
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor, architecture: Architecture) -> Outputs:
         words = self.words(ids_BT)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import BenchmarkError, Report
+from benchmarks.common import Report, squad_articles
 from foundation.files import write_text
 
 TRAINED, HELD_OUT = 8000, 500
@@ -57,10 +57,7 @@ def _rows(example: Example, others: int) -> Iterator[dict[str, Any]]:
 
 
 def _examples(squad: Path, split: str, nearest: bool) -> Iterator[Example]:
-    files = sorted(squad.glob(f"{split}*.json"))
-    if not files:
-        raise BenchmarkError(f"--squad: there is no {split}*.json in {squad}")
-    for article in (one for file in files for one in json.loads(file.read_text(encoding="utf-8"))["data"]):
+    for article in squad_articles(squad, split):
         sentences = [re.split(r"(?<=[.!?]) +", paragraph["context"].strip()) for paragraph in article["paragraphs"]]
         for number, paragraph in enumerate(article["paragraphs"]):
             own, nearby = sentences[number], [one for of in sentences[number + 1 :][:2] for one in of]

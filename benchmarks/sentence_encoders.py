@@ -6,16 +6,16 @@ follows it; of SQuAD, a question its paragraph. Students learn from other senten
 every tenth of these is held out, and the cosines are of those.
 """
 
-import json
 import random
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import BenchmarkError, Report, timed
+from benchmarks.common import BenchmarkError, Report, squad_articles, timed
 from distill.tasks.corpora import embedded_corpus
 from distill.training.loop import make_accelerator
+from distill.training.progress import ignore_progress
 from foundation.files import scratch_folder
 from nas.compress.retrieval import Pairs, measure_retrieval, pairs_of
 from nas.compress.rows import write_texts
@@ -61,19 +61,15 @@ def run(options: Namespace, report: Report) -> None:
         config = fitted(load_config("compress-embeddings", settings | {"space.max_latency": options.budget}))
         layers = fitted(load_config("compress-embeddings", settings | {"space.max_latency": options.layers_budget}))
 
-        def progress(text: str, fraction: float | None) -> None:
-            pass
-
-        ours, seconds = timed(
-            lambda: best_allocation(CompressRun(config=config, out=options.out), progress, report.progress)
-        )
+        allocation = CompressRun(config=config, out=options.out)
+        ours, seconds = timed(lambda: best_allocation(allocation, ignore_progress, report.progress))
         results: dict[str, Any] = {"texts": len(texts), "seconds of the allocation": seconds}
         for name, each, architecture in ((ALLOCATED, config, ours), (FEWER_LAYERS, layers, _fewer_layers(layers))):
             out = options.out / name.replace(" ", "-")
             final = FinalRun(
                 config=each, architecture=architecture, out=out, seed=each.seed, skip_base=True, quiet=True
             )
-            metrics, seconds = timed(lambda: train_final(final, progress, report.progress))  # noqa: B023
+            metrics, seconds = timed(lambda: train_final(final, ignore_progress, report.progress))  # noqa: B023
             results[name] = {"architecture": architecture.to_json(), "seconds of the training": seconds}
             results[name] |= {key: (metrics or {})[key] for key in ("models", "dev_rows", "tokens")}
             report.save(results, seeds=[config.seed])
@@ -148,11 +144,7 @@ def _runs() -> Iterator[list[str]]:
 
 def _paragraphs(squad: Path, split: str) -> list[tuple[str, list[str]]]:
     """The paragraphs of a split, each with its questions."""
-    files = sorted(squad.glob(f"{split}*.json"))
-    if not files:
-        raise BenchmarkError(f"--squad: there is no {split}*.json in {squad}")
-    articles = [article for file in files for article in json.loads(file.read_text(encoding="utf-8"))["data"]]
-    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+    paragraphs = [paragraph for article in squad_articles(squad, split) for paragraph in article["paragraphs"]]
     return [
         (paragraph["context"].strip(), [question["question"].strip() for question in paragraph["qas"]])
         for paragraph in paragraphs

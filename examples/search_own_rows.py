@@ -6,9 +6,10 @@ The rows are all that a task of your own needs. The budgets below are tiny, so t
 two cores; leave them out to get those of the preset `minilm`.
 """
 
+import argparse
 from pathlib import Path
 
-from tickets import LABEL, TEXT, folder_of, write_rows
+from tickets import LABEL, TEXT, write_rows
 
 from distill.training.progress import Progress
 from nas import load_config, run_search
@@ -37,7 +38,11 @@ def configuration(folder: Path) -> StudyConfig:
 
 
 def main() -> None:
-    out = folder_of(__doc__, "results/example-search")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/example-search"), help="an empty or new folder (default: %(default)s)"
+    )
+    out: Path = parser.parse_args().out
     write_rows(out)
     # The same as: ffn-nas --stage 1 --preset tickets.toml --out results
     study = run_search(configuration(out), out / "tickets", stage="1")

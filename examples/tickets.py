@@ -1,6 +1,5 @@
-"""Labeled rows for the examples: short messages to a shop, each with the team that answers it."""
+"""Labeled rows for the example: short messages to a shop, each with the team that answers it."""
 
-import argparse
 import random
 from pathlib import Path
 
@@ -29,14 +28,6 @@ _BODIES = {
         "how do I close my account after order {number}?",
     ),
 }
-
-
-def folder_of(description: str | None, out: str) -> Path:
-    """The folder of an example, which its option --out can change."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(out), help="an empty or new folder (default: %(default)s)")
-    folder: Path = parser.parse_args().out
-    return folder
 
 
 def rows(train: int = 600, dev: int = 120, seed: int = 0) -> tuple[DataFrame, DataFrame]:

@@ -103,6 +103,14 @@ def tiny_study(shared_study: "TinyStudy", monkeypatch: pytest.MonkeyPatch) -> "T
     return shared_study
 
 
+@pytest.fixture(scope="module")
+def study_cache(shared_study: "TinyStudy") -> Iterator[None]:
+    """The tests and fixtures of a module use the cache folder of the tiny study."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
+        yield
+
+
 @pytest.fixture(scope="session")
 def searched(shared_study: "TinyStudy") -> Path:
     """The folder of a finished search of stage 1 with the tiny study's preset."""

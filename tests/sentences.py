@@ -18,17 +18,29 @@ def become_sentence_encoder(folder: Path, head: str | None = None) -> Path:
     """Write modules that pool the states of the encoder in this folder.
 
     Args:
-        head: the class that config.json names, as it does in many encoders on the hub, such as all-mpnet-base-v2.
+        head: see `names_head`.
     """
     kinds = {"Transformer": "", "Pooling": "1_Pooling"}
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    if head is not None:
-        config = json.loads((folder / "config.json").read_text()) | {"architectures": [head]}
-        (folder / "config.json").write_text(json.dumps(config))
+    return folder if head is None else names_head(folder, head)
+
+
+def names_head(folder: Path, head: str) -> Path:
+    """Let the config.json of an encoder name this class, as many on the hub do, such as all-mpnet-base-v2."""
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": [head]}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def encoder(folder: Path, kind: str = "SentenceTransformer", **settings: Any) -> Any:
+    """What sentence-transformers loads from the folder."""
+    requirements.module("sentence_transformers", "demo")
+    import sentence_transformers
+
+    return getattr(sentence_transformers, kind)(str(folder), device="cpu", **settings)
 
 
 def save_sentence_encoder(study: TinyStudy, folder: Path, mode: str = "mean", dense: int | None = None) -> Any:

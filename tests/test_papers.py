@@ -21,7 +21,6 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertPreTrainedModel,
-    BertTokenizerFast,
 )
 
 from distill import augment
@@ -39,6 +38,7 @@ from search_spaces import PUBLISHED
 from supernet import prune, student
 from supernet.experts import command as experts
 from tests.checkout import ROOT, tree
+from tests.tiny import saved
 
 PAGE = ROOT / "docs" / "papers.md"
 # The program of a command -> its parser and its function.
@@ -156,11 +156,9 @@ class World:
         """A checkpoint in BERT's vocabulary and depth, but 96 wide."""
         path = self.folder / name
         if not path.exists():
-            pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-            pieces += [f"unused{number}" for number in range(30522 - len(pieces))]
-            BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(path)
+            unused = [f"unused{number}" for number in range(30522 - 5 - len(WORDS))]
             config = BertConfig(hidden_size=96, num_hidden_layers=layers, intermediate_size=inner, num_labels=2)
-            kind(config).save_pretrained(path)
+            saved(kind(config), path, [*WORDS, *unused])
         return path
 
     @property

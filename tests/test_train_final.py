@@ -37,6 +37,7 @@ from nas.preparation.workspace import Workspace
 from search_spaces import PUBLISHED, Architecture, cost
 from supernet import student
 from tests.commands import Refused, output_elsewhere, run
+from tests.nas.processes import Killed
 from tests.nas.rows import half_width, study
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
 from tests.tiny import tokenizer
@@ -290,10 +291,6 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     assert "is not empty: choose another folder\n" in refused(main, *again)
 
 
-class Killed(BaseException):
-    """Stands for the death of the process."""
-
-
 def test_what_was_cut_short_while_it_was_written_can_be_resumed(
     tiny_study: TinyStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,7 +442,7 @@ def test_an_assistant_teaches_on_text(tiny_study: TinyStudy, tmp_path: Path, ref
     assert first["none"] == first["copy"] != first["assistant"]
     other = tmp_path / "other"
     shutil.copytree(tmp_path / "assistant", other)
-    tokenizer(other, ["another"]).save_pretrained(other)
+    tokenizer(["another"]).save_pretrained(other)
     for assistant, message in (
         (str(other), "pretrain.assistant: the vocabulary of"),
         (str(tmp_path / "missing"), "no model at"),

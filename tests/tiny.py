@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, PreTrainedModel
 
 from search_spaces import FFN, Architecture, Base, FFNGraph, Space
 
 BASE = Base(depth=3, width=24, heads=4, inner=48, vocabulary=50, positions=20)
+GEGLU = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 24,
@@ -21,6 +22,10 @@ SIZES = {
     "intermediate_size": 48,
     "max_position_embeddings": 20,
 }
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+# With the five special tokens these are a vocabulary of 50.
+WORDS = [f"w{number}" for number in range(45)]
+CLASSES = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
 
 
 def bert(seed: int = 0, labels: int = 3, **changes: object) -> BertForSequenceClassification:
@@ -54,11 +59,17 @@ def batch(rows: int = 4, tokens: int = 9, labels: int = 3, seed: int = 0) -> dic
     }
 
 
-def tokenizer(folder: Path, words: Iterable[str]) -> BertTokenizerFast:
-    """A tokenizer whose word pieces are the special tokens and these words; its file is written to the folder."""
+def tokenizer(words: Iterable[str] = WORDS) -> BertTokenizerFast:
+    """A tokenizer whose word pieces are the special tokens and these words."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-    (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
-    return BertTokenizerFast(vocab=str(folder / "vocab.txt"))
+    return BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)})
+
+
+def saved(model: PreTrainedModel, folder: Path, words: Iterable[str] = WORDS) -> Path:
+    """Save a model with a tokenizer of these words; returns the folder."""
+    model.save_pretrained(folder)
+    tokenizer(words).save_pretrained(folder)
+    return folder
 
 
 def inputs(given: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -87,12 +87,12 @@ class Corpus:
         return digest.hexdigest()
 
 
-def embedded_corpus(folder: Path | None = None) -> Corpus:
-    """The corpus of this installation, cached in ``folder`` (by default `foundation.files.cache_folder`).
+def embedded_corpus() -> Corpus:
+    """The corpus of this installation, cached in `foundation.files.cache_folder`.
 
     A damaged cache file is rebuilt. The cache key covers the versions of all scanned libraries.
     """
-    path = corpus_file(folder)
+    path = corpus_file()
     if path.exists():
         try:
             return load_corpus(path)
@@ -103,9 +103,9 @@ def embedded_corpus(folder: Path | None = None) -> Corpus:
     return corpus
 
 
-def corpus_file(folder: Path | None = None) -> Path:
+def corpus_file() -> Path:
     """Where `embedded_corpus` keeps the corpus of this installation."""
-    return (folder or cache_folder()) / "corpora" / f"{installation_key()}.jsonl"
+    return cache_folder() / "corpora" / f"{installation_key()}.jsonl"
 
 
 def installed_sources() -> dict[str, Path]:

@@ -97,8 +97,8 @@ def fitted(config: StudyConfig) -> StudyConfig:
     limit = config.space.max_latency and parse_latency(config.space.max_latency)
     few = limit and limit.relative and limit.value <= Fraction(1, 3)
     expansions = (*config.space.expansions, *(() if few else WIDER))
-    changes = {"heads": heads, "expansions": tuple(size for size in expansions if size * base.inner >= 1)}
-    return config.model_copy(update={"space": config.space.model_copy(update=changes)})
+    expansions = tuple(size for size in expansions if size * base.inner >= 1)
+    return config.with_table("space", heads=heads, expansions=expansions)
 
 
 def measured_on_rows(config: StudyConfig, workspace: Workspace) -> StudyConfig:
@@ -106,7 +106,7 @@ def measured_on_rows(config: StudyConfig, workspace: Workspace) -> StudyConfig:
     student is compared with the teacher, unless `deployment.tokens` gives one.
     """
     tokens = config.deployment.tokens or workspace.folders.rows("dev").median_length
-    return config.model_copy(update={"deployment": config.deployment.model_copy(update={"tokens": tokens})})
+    return config.with_table("deployment", tokens=tokens)
 
 
 def best_allocation(run: CompressRun, on_progress: ProgressCallback, note: Callable[[str], None]) -> Architecture:

@@ -267,6 +267,10 @@ class StudyConfig(Table):
         table: StageTable = getattr(self, f"stage{stage}")
         return table
 
+    def with_table(self, name: str, **values: Any) -> Self:
+        """The configuration with these values in the table of this name, which are not checked."""
+        return self.model_copy(update={name: getattr(self, name).model_copy(update=values)})
+
     @property
     def latency_key(self) -> str | None:
         """The key that asks for latencies; None if none does."""
@@ -278,12 +282,12 @@ class StudyConfig(Table):
         return next((key for key, asks in asking.items() if asks), None)
 
     @property
-    def cut_from(self) -> "StudyConfig | None":
+    def cut_from(self) -> Self | None:
         """The configuration of the supernet that is warmed up, if this study's supernet is cut from it."""
         source = self.supernet.cut_from
         if source is None:
             return None
-        return self.model_copy(update={"base": source, "supernet": self.supernet.model_copy(update={"cut_from": None})})
+        return self.with_table("supernet", cut_from=None).model_copy(update={"base": source})
 
     @model_validator(mode="after")
     def _stages_suit_goals_and_scores(self) -> Self:

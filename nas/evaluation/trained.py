@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
@@ -33,10 +32,10 @@ from supernet.inherit import inherit
 class TrainedEvaluator:
     """Trains and scores candidates on the study's first task; whatever they have in common is loaded once."""
 
-    def __init__(self, workspace: Workspace, device: str = "auto", accelerator: Accelerator | None = None) -> None:
+    def __init__(self, workspace: Workspace, device: str = "auto") -> None:
         self.workspace = workspace
         self.config = workspace.config
-        self.accelerator = accelerator or make_accelerator(device, self.config.mixed_precision)
+        self.accelerator = make_accelerator(device, self.config.mixed_precision)
         folders = workspace.folders
         self.weights = load_file(workspace.supernet / "model.safetensors")
         self.supernet_config = AutoConfig.from_pretrained(workspace.supernet)

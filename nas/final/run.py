@@ -124,7 +124,7 @@ def train_final(final: FinalRun, on_progress: ProgressCallback, note: Callable[[
     texts = ("warmup", *FINAL)
     prepared = final.config
     if prepared.final.start == "random":  # its models need no warm-up
-        prepared = prepared.model_copy(update={"warmup": prepared.warmup.model_copy(update={"steps": 0})})
+        prepared = prepared.with_table("warmup", steps=0)
     workspace = prepare(prepared, final.device, on_progress, outputs=False, texts=texts, activations=())
     check_head(architecture, workspace.folders.task.task_type)
     evaluator = TrainedEvaluator(workspace, final.device)

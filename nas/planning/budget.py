@@ -159,8 +159,7 @@ def check_feasible(
     limits = macs_limits(config, base, 1, fewest_macs) + size_limits(config, base, 1, fewest_params)
 
     def check_from(min_params: int) -> None:
-        table = config.space.model_copy(update={"min_params": min_params})
-        bounded = config.model_copy(update={"space": table})
+        bounded = config.with_table("space", min_params=min_params)
         budgeted_space(bounded, base, graph, 1, limits=limits, start=start, vary=vary, head=fewest_params)
 
     least = config.space.min_params or 1
@@ -200,7 +199,9 @@ def check_deployment(config: StudyConfig, device: str) -> None:
         check_installed()
 
 
-def latencies_of(config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback) -> LatencyTable:
+def latencies_of(
+    config: StudyConfig, workspace: Workspace, device: str, on_progress: ProgressCallback = ignore_progress
+) -> LatencyTable:
     """The latency table of this device for all inner widths, heads and ranks of the space and of the baselines.
 
     Raises:

@@ -121,4 +121,4 @@ def with_budget(
     if maximum is not None:
         limit = f"{maximum / 1000}ms" if config.keep.cost == "latency" else maximum
         changes[f"max_{config.keep.cost}"] = limit
-    return config.model_copy(update={"space": config.space.model_copy(update=changes)})
+    return config.with_table("space", **changes)

@@ -206,7 +206,7 @@ def usual_candidate(config: StudyConfig) -> Architecture:
     macs = [] if space.max_macs is None else [space.max_macs]
     if space.max_latency is not None and (limit := parse_latency(space.max_latency)).relative:
         macs.append(int(limit.value * cost.macs(teacher_of(config))))
-    limited = config.model_copy(update={"space": space.model_copy(update={"max_macs": min(macs, default=None)})})
+    limited = config.with_table("space", max_macs=min(macs, default=None))
     limits, most = closed_limits(limited, base, CLASSES, CLASSIFIER), space.max_params or cost.params(widest, CLASSES)
     whole, least = base_model(config, base, graph), min(1, *space.stacks)
     return largest_uniform(whole, CLASSES, most, limits, CLASSIFIER, least, space.varies_heads)

@@ -9,7 +9,7 @@ from benchmarks.__main__ import main
 from benchmarks.recipes import MIXTURES, OBJECTIVES
 from distill.objectives import OBJECTIVES as KNOWN
 from tests.benchmarks.tables import cells_of
-from tests.tiny import bert, tokenizer
+from tests.tiny import bert, saved
 
 
 def test_every_objective_is_compared() -> None:
@@ -35,8 +35,7 @@ def test_the_smallest_run(
     path, teacher = tmp_path / "raw.json", tmp_path / "teacher"
     model = bert(labels=2)
     model.config.id2label = {0: "negative", 1: "positive"}
-    model.save_pretrained(teacher)
-    tokenizer(teacher, ["good", "bad", "film"]).save_pretrained(teacher)
+    saved(model, teacher, ["good", "bad", "film"])
     data = ["--task", "sst2", "--data", str(rows_of_glue(tmp_path)), "--max-length", "8"]
     small = [*data, "--width", "12", "--steps", "2"]
     command = ["recipes", str(teacher), *options, *small, "--seeds", "1", "2", "--json", str(path)]

@@ -10,6 +10,10 @@ WORKER = "ray::ImplicitFunc"  # the title of a worker
 TRAINING = f"{WORKER}.train"  # its title while it evaluates a candidate
 
 
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
 def family(*pids: int) -> list[psutil.Process]:
     """These processes, each followed by all that are below it. They are there at least until they are waited for."""
     parents = map(psutil.Process, pids)

@@ -5,6 +5,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from foundation.files import SUMS_PREFIX
 from nas.study import ledger
 from nas.study.names import CONFIRMATION
 from tests.nas.tiny_study import states, trials_of
@@ -25,6 +26,12 @@ def results(folder: Path) -> dict[str, Any]:
     ledgers = {name: list(map(facts, trials_of(folder, name))) for name in STUDIES if states(folder, name)}
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".toml"))
     return ledgers | {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The bytes of all files that are not checksums, which have times."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(SUMS_PREFIX))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def lost_before(folder: Path) -> bool:

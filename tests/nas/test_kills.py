@@ -17,13 +17,10 @@ from nas.samplers import SAMPLERS
 from nas.study import ledger
 from nas.study.storage import sqlite_url
 from nas.workers.runner import Proposals, Recorder, Rungs
+from tests.nas.processes import Killed
 from tests.nas.records import facts
 from tests.nas.tiny_study import TinyStudy, trials_of
 from tests.trust_counts import Cases
-
-
-class Killed(BaseException):
-    """Stands for the death of the process."""
 
 
 class Fate:

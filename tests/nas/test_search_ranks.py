@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from distill.training.progress import ignore_progress
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.evaluation.trained import TrainedEvaluator
@@ -70,9 +69,7 @@ def test_plans_of_the_stages(preset: Path) -> None:
     with pytest.raises(ConfigError, match=r"has rank 8: add 8 to space\.ranks"):
         check_start(replace(start, embedding=Embedding(8)), config, start.base)
     with pytest.raises(ConfigError, match=r"has rank 16: add 16 to space\.ranks"):
-        check_start(
-            start, config.model_copy(update={"space": config.space.model_copy(update={"ranks": None})}), start.base
-        )
+        check_start(start, config.with_table("space", ranks=None), start.base)
 
 
 def test_latencies_include_the_map(preset: Path) -> None:
@@ -81,7 +78,7 @@ def test_latencies_include_the_map(preset: Path) -> None:
     workspace = prepare(config, "cpu", outputs=False)
     (limit,) = limits_of(config, workspace, "cpu")
     space = plan(config, workspace, "1", None, (limit,)).space
-    table = latencies_of(config, workspace, "cpu", ignore_progress)
+    table = latencies_of(config, workspace, "cpu")
     samples = [space.sample(random.Random(seed)) for seed in range(60)]
     assert {each.embedding.rank for each in samples} == {4, 16}
     for each in samples:

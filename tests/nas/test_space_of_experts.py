@@ -44,26 +44,6 @@ def test_experts_come_back_from_toml() -> None:
     assert load_config("demo-ffn").space.experts == (DENSE,)
 
 
-@pytest.mark.parametrize(
-    ("experts", "message"),
-    [
-        ([HASHED | {"routing": "hsh"}], "space.experts.0: routing: unknown routing 'hsh'; did you mean 'hash'?"),
-        ([HASHED, {"cuont": 4}], "space.experts.1: unknown key 'cuont'; did you mean 'count'?"),
-        ([HASHED, {}], "space.experts.1: the key 'count' is missing"),
-        ([{"count": 0}], "space.experts.0: count: must be from 1 to 64, not 0"),
-        ([{"count": 4, "shared": "1e-9"}], "space.experts.0: shared: must be a fraction such as \"1/8\", not '1e-9'"),
-        ([{"count": 1, "shared": 1}], "space.experts.0: with count = 1 the layer is dense"),
-        ([], "space.experts: "),
-        (4, "space.experts: "),
-    ],
-)
-def test_experts_that_cannot_be(experts: object, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config("demo-ffn", {"space.experts": experts})
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
-
-
 def test_a_study_without_experts_has_a_dense_space() -> None:
     assert box().genes["experts"] == (DENSE,)
     assert box() == box({"count": 1})
@@ -98,6 +78,20 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"space.experts": [HASHED | {"routing": "hsh"}]},
+            "space.experts.0: routing: unknown routing 'hsh'; did you mean 'hash'?",
+        ),
+        ({"space.experts": [HASHED, {"cuont": 4}]}, "space.experts.1: unknown key 'cuont'; did you mean 'count'?"),
+        ({"space.experts": [HASHED, {}]}, "space.experts.1: the key 'count' is missing"),
+        ({"space.experts": [{"count": 0}]}, "space.experts.0: count: must be from 1 to 64, not 0"),
+        (
+            {"space.experts": [{"count": 4, "shared": "1e-9"}]},
+            "space.experts.0: shared: must be a fraction such as \"1/8\", not '1e-9'",
+        ),
+        ({"space.experts": [{"count": 1, "shared": 1}]}, "space.experts.0: with count = 1 the layer is dense"),
+        ({"space.experts": []}, "space.experts: "),
+        ({"space.experts": 4}, "space.experts: "),
         ({"space.attention_experts": [0, 1]}, "space.attention_experts.0: Input should be greater than or equal to 1"),
         ({"space.attention_experts": [1, 65]}, "space.attention_experts.1: Input should be less than or equal to 64"),
         ({"space.attention_experts": [2, 2]}, "space.attention_experts: 2 is given twice"),
@@ -133,7 +127,7 @@ def test_experts_of_attention_and_head_come_back_from_toml() -> None:
         ),
     ],
 )
-def test_experts_of_attention_and_head_that_cannot_be(changes: dict[str, object], message: str) -> None:
+def test_experts_that_cannot_be(changes: dict[str, object], message: str) -> None:
     goals = {f"stage{stage}.sampler": "nsga2" for stage in "123"} if "goals" in changes else {}
     with pytest.raises(ConfigError) as caught:
         load_config("demo-ffn", changes | goals)

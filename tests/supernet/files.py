@@ -1,19 +1,8 @@
-"""What the commands read: a model with a tokenizer, and labeled rows."""
+"""Labeled rows that the commands read."""
 
 from pathlib import Path
-from typing import Any
 
-from tests.tiny import tokenizer
-
-WORDS = [f"w{number}" for number in range(45)]
-CLASSES = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
-
-
-def saved(model: Any, folder: Path) -> Path:
-    """Save a model and the tokenizer of its 50 words."""
-    model.save_pretrained(folder)
-    tokenizer(folder, WORDS).save_pretrained(folder)
-    return folder
+from tests.tiny import WORDS
 
 
 def text(row: int, words: int) -> str:

@@ -19,7 +19,6 @@ from transformers import (
     BertForPreTraining,
     BertForSequenceClassification,
     BertModel,
-    BertTokenizerFast,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
@@ -34,9 +33,8 @@ from supernet.cut_vocabulary import main
 from supernet.student import main as student
 from tests.commands import Refused, output_elsewhere
 from tests.sentences import become_sentence_encoder
-from tests.supernet.files import CLASSES
 from tests.supernet.tokenizers_of import byte_level, sentences, word_pieces
-from tests.tiny import SIZES, shaken
+from tests.tiny import CLASSES, SIZES, shaken, tokenizer
 
 ALL = sentences(300)
 SMALL = ["--max-length", "40", "--device", "cpu"]
@@ -239,12 +237,7 @@ def test_a_checkpoint_is_loaded_as_it_is(tmp_path: Path) -> None:
 
 def test_words_without_their_longest_beginning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A training row may only be divided otherwise if it has an unknown word, which fewer tokens can spell."""
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "c", "ab", "##bx"]
-
-    def own() -> Any:
-        return BertTokenizerFast(vocab={piece: number for number, piece in enumerate(names)})
-
-    checkpoint = saved(BertModel, tmp_path / "bert", own)
+    checkpoint = saved(BertModel, tmp_path / "bert", lambda: tokenizer(["a", "c", "ab", "##bx"]))
     for number, (text, otherwise) in enumerate((("abx cbx", 1), ("abx cbx\nab", 0))):
         (tmp_path / "text.txt").write_text(text)
         command = [str(checkpoint), "--corpus", str(tmp_path / "text.txt"), *SMALL, "--json"]

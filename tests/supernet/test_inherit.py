@@ -34,10 +34,9 @@ from supernet.embedding import principal_axes
 from supernet.experts.routers import DEVIATION, routing_table
 from supernet.inherit import attention_slice, expert_channels, inherit
 from tests.search_spaces import strategies
-from tests.tiny import BASE, architectures, batch, inputs, shaken
+from tests.tiny import BASE, GEGLU, architectures, batch, inputs, shaken
 
 STACK = 3
-GEGLU = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
 LEFT_OUT = Layer(Attention(0), FFN(stack=0))
 
 

@@ -27,8 +27,8 @@ from supernet.order.importance import mask_importance
 from supernet.prune import main
 from supernet.pruning import Kept, PruningError, choose, encoder_params, prune
 from tests.commands import Refused
-from tests.supernet.files import CLASSES, saved, write_rows
-from tests.tiny import SIZES, batch, bert, inputs, shaken
+from tests.supernet.files import write_rows
+from tests.tiny import CLASSES, SIZES, batch, bert, inputs, saved, shaken
 
 # One layer loses two of its four heads, one all of them, and one nothing.
 KEPT = Kept(heads=((0, 3), (), (0, 1, 2, 3)), channels=((1, 4, 40), (0,), tuple(range(48))))

@@ -15,8 +15,8 @@ from transformers import AutoModelForSequenceClassification
 from search_spaces import FFN, GELU, Architecture, Attention, Experts, Layer
 from supernet.build import base_of_teacher
 from supernet.student import main
+from tests import tiny
 from tests.commands import Refused
-from tests.supernet import files
 from tests.tiny import batch, bert, inputs
 
 TEACHER = bert(4, num_hidden_layers=4)
@@ -26,7 +26,7 @@ OWN, _ = base_of_teacher(TEACHER.config)
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A BERT of four layers with a tokenizer of its 50 words."""
-    return files.saved(TEACHER, tmp_path / "teacher")
+    return tiny.saved(TEACHER, tmp_path / "teacher")
 
 
 def saved(architecture: Architecture, folder: Path) -> str:

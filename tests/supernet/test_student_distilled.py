@@ -17,8 +17,8 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from distill.tasks.types import TASK_TYPES
 from search_spaces import FFN, Architecture, Experts, FFNGraph, cost
 from supernet.build import base_of_teacher
-from tests.supernet.files import CLASSES, saved, write_rows
-from tests.tiny import bert
+from tests.supernet.files import write_rows
+from tests.tiny import CLASSES, bert, saved
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,7 @@ from nas.final.command import main as train_final
 from supernet.cut_vocabulary import main as cut_vocabulary
 from supernet.experts.command import main as experts
 from supernet.prune import main as prune
-from tests.tiny import bert
-from tests.trust.checkpoints import save_tokenizer
+from tests.tiny import bert, saved
 from tests.trust.mutations import case, damaged
 from tests.trust_counts import Cases
 
@@ -47,8 +46,7 @@ def own_verbosity() -> Iterator[None]:
 def whole(tmp_path: Path) -> Path:
     """A folder with a checkpoint and with official files of CoLA."""
     folder = tmp_path / "whole"
-    bert(labels=2).save_pretrained(folder / "checkpoint")
-    save_tokenizer(folder / "checkpoint")
+    saved(bert(labels=2), folder / "checkpoint")
     (folder / "rows" / "CoLA").mkdir(parents=True)
     for name, rows, last in (("train", 12, ""), ("dev", 6, " w1")):
         lines = [f"x\t{row % 2}\t\tw{1 + row} w{2 + row % 5}{last}" for row in range(rows)]

@@ -13,12 +13,12 @@ from transformers import BertConfig
 import nas.latency.steps
 from distill.tasks.corpora import load_corpus, save_corpus
 from distill.training.checkpoint import Checkpoint
-from foundation.files import SUMS_PREFIX
 from nas.latency.measure import latency_table
 from nas.latency.settings import TableSettings
 from nas.latency.whole import TooBusy
 from nas.preparation.prepare import prepare
 from search_spaces import Architecture
+from tests.nas.records import content
 from tests.nas.tiny_study import TinyStudy, corpus
 from tests.tiny import BASE, SIZES
 from tests.trust.mutations import case, damage, damaged, fresh
@@ -103,12 +103,6 @@ def test_damaged_states(tmp_path: Path, cases: Callable[..., Cases]) -> None:
             for name, part in restored.items() if not gone else ():
                 torch.testing.assert_close(part.state_dict(), expected[name].state_dict(), rtol=0, atol=0)
     assert counts["refused"]
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """The bytes of all files that are not checksums, which have times."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(SUMS_PREFIX))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def parts(trained: bool = False) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from nas.inspect import main as inspect
 from nas.report.singular_values import spectra
 from search_spaces import Architecture, Experts
 from supernet.build import build
-from tests.tiny import BASE, bert
-from tests.trust.checkpoints import changed, save_tokenizer
+from tests.tiny import BASE, bert, saved
+from tests.trust.checkpoints import changed
 from tests.trust.mutations import bounded, case, damaged
 from tests.trust_counts import Cases
 
@@ -37,21 +37,16 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def teacher(tmp_path: Path) -> Path:
-    folder = tmp_path / "teacher"
-    bert(labels=2).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return saved(bert(labels=2), tmp_path / "teacher")
 
 
 @pytest.fixture
 def student(tmp_path: Path) -> Path:
     """A mixture with the files that `train_final.py` writes beside it."""
-    folder = tmp_path / "student"
     architecture = Architecture.uniform(
         BASE, expansion=Fraction(1, 4), experts=Experts(4, routing="token_gate", capacity=Fraction(5, 4))
     )
-    build(architecture, num_labels=2).save_pretrained(folder)
-    save_tokenizer(folder)
+    folder = saved(build(architecture, num_labels=2), tmp_path / "student")
     architecture.save(folder / "architecture.json")
     (folder / "config.toml").write_text(load_config("demo-ffn").to_toml())
     (folder / "metrics.json").write_text(json.dumps({"task": "swap", "metrics": ["accuracy"], "models": {}}))

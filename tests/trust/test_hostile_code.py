@@ -16,9 +16,10 @@ from distill.tasks.readers.tables import read_rows
 from search_spaces import Architecture, Base
 from supernet.build import build
 from supernet.student import main
-from tests.trust.checkpoints import WORDS, changed, save_tokenizer
+from tests.tiny import saved
+from tests.trust.checkpoints import changed
 
-BASE = Base(depth=1, width=8, heads=2, inner=16, vocabulary=len(WORDS), positions=32, token_types=2)
+BASE = Base(depth=1, width=8, heads=2, inner=16, vocabulary=50, positions=32, token_types=2)
 
 # What a command line does with each checkpoint first: its configuration, its tokenizer, its weights with a head.
 LOAD = """
@@ -37,9 +38,8 @@ print(json.dumps(said))
 
 def make_hostile(folder: Path) -> Path:
     """An exported student whose code leaves a trace beside its folder when it runs."""
-    build(Architecture.uniform(BASE)).save_pretrained(folder)
+    saved(build(Architecture.uniform(BASE)), folder)
     Architecture.uniform(BASE).save(folder / "architecture.json")
-    save_tokenizer(folder)
     sources = sorted(folder.glob("*.py"))
     assert "modeling_nas_bert.py" in [source.name for source in sources]
     for source in sources:

@@ -54,25 +54,25 @@ def sources(name: str, data: Path | None = None) -> list[Path | str]:
     return [embedded_corpus().fingerprint]
 
 
-def demo_task(name: str, corpus: Corpus, sizes: Sizes | None = None, seed: int = 0) -> TaskData[Split]:
+def demo_task(name: str, corpus: Corpus, sizes: Sizes | None = None) -> TaskData[Split]:
     """One task on this corpus. Raises TaskError if the name is unknown or the corpus is too small."""
     if name not in TASKS:
         raise TaskError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; there are {', '.join(TASKS)}")
     task, make_rows = TASKS[name](corpus)
     sizes = sizes or Sizes()
     splits = {}
-    for number, (split, indices) in enumerate(document_splits(corpus, seed).items()):
-        rng = np.random.default_rng([seed, number, list(TASKS).index(name)])
+    for number, (split, indices) in enumerate(document_splits(corpus).items()):
+        rng = np.random.default_rng([0, number, list(TASKS).index(name)])
         splits[split] = _balanced(make_rows(indices, rng), len(task.labels), getattr(sizes, split), rng)
         if not len(splits[split]):
             raise TaskError(f"task {name!r}: the corpus of {len(corpus)} sentences has no rows for {split}")
     return TaskData(task, **splits)
 
 
-def document_splits(corpus: Corpus, seed: int = 0) -> dict[str, np.ndarray]:
+def document_splits(corpus: Corpus) -> dict[str, np.ndarray]:
     """Ascending sentence indices of ``train``, ``search`` and ``dev``: 84, 8 and 8 % of the documents."""
     documents = sorted(set(corpus.documents))
-    places = np.random.default_rng([seed, len(documents)]).permutation(len(documents)) / len(documents)
+    places = np.random.default_rng([0, len(documents)]).permutation(len(documents)) / len(documents)
     place = dict(zip(documents, places, strict=True))
     at = np.array([place[document] for document in corpus.documents])
     return {
@@ -82,9 +82,9 @@ def document_splits(corpus: Corpus, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def text_corpus(corpus: Corpus, seed: int = 0) -> list[str]:
+def text_corpus(corpus: Corpus) -> list[str]:
     """Sentences for training without labels: those of the ``train`` documents, on which no score is measured."""
-    return [corpus.texts[index] for index in document_splits(corpus, seed)["train"]]
+    return [corpus.texts[index] for index in document_splits(corpus)["train"]]
 
 
 MakeRows = Callable[[np.ndarray, np.random.Generator], list[Row]]

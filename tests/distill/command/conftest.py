@@ -11,8 +11,8 @@ from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, 
 from distill.__main__ import main
 from distill.tasks.types import REGRESSION
 from tests.accelerate_state import reset_accelerate
-from tests.distill.command.shared import CLASSES, FOUR, TAGS, WORDS, Distil, with_tokenizer
-from tests.tiny import SIZES, bert, shaken
+from tests.distill.command.shared import FOUR, TAGS, Distil
+from tests.tiny import CLASSES, SIZES, WORDS, bert, saved, shaken
 
 
 @pytest.fixture(scope="package")
@@ -20,16 +20,16 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Teachers of four layers for each kind of task, and rows for each."""
     folder = tmp_path_factory.mktemp("fixtures")
     config = BertConfig(**{**SIZES, **FOUR})
-    with_tokenizer(bert(1, labels=2, **FOUR, **CLASSES), folder / "teacher")
-    with_tokenizer(bert(1, labels=1, **FOUR, problem_type=REGRESSION), folder / "number")
-    with_tokenizer(shaken(BertForMaskedLM(config), 2), folder / "words")
-    with_tokenizer(shaken(BertForQuestionAnswering(config), 3), folder / "questions")
+    saved(bert(1, labels=2, **FOUR, **CLASSES), folder / "teacher")
+    saved(bert(1, labels=1, **FOUR, problem_type=REGRESSION), folder / "number")
+    saved(shaken(BertForMaskedLM(config), 2), folder / "words")
+    saved(shaken(BertForQuestionAnswering(config), 3), folder / "questions")
     tagger = BertConfig(**{**SIZES, **FOUR, "num_labels": 3, "id2label": TAGS})
-    with_tokenizer(shaken(BertForTokenClassification(tagger), 4), folder / "tagger")
-    with_tokenizer(bert(1, labels=2, **FOUR).base_model, folder / "headless")
-    with_tokenizer(bert(5, labels=2, **CLASSES), folder / "small")
-    with_tokenizer(bert(5, labels=2, **CLASSES, hidden_size=16), folder / "narrow")
-    with_tokenizer(bert(5, labels=2, **CLASSES), folder / "foreign", WORDS[::-1])
+    saved(shaken(BertForTokenClassification(tagger), 4), folder / "tagger")
+    saved(bert(1, labels=2, **FOUR).base_model, folder / "headless")
+    saved(bert(5, labels=2, **CLASSES), folder / "small")
+    saved(bert(5, labels=2, **CLASSES, hidden_size=16), folder / "narrow")
+    saved(bert(5, labels=2, **CLASSES), folder / "foreign", WORDS[::-1])
 
     texts = [" ".join(WORDS[(7 * row + 3 * word) % 45] for word in range(2 + row % 6)) for row in range(48)]
     labels = ["no" if row % 3 else "yes" for row in range(48)]

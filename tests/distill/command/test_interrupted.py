@@ -23,8 +23,8 @@ from distill.__main__ import main
 from distill.training.checkpoint import Checkpoint
 from distill.training.progress import Progress
 from tests.accelerate_state import reset_accelerate
-from tests.distill.command.shared import CLASSES, FOUR, Distil, environment, weights, with_tokenizer
-from tests.tiny import bert
+from tests.distill.command.shared import FOUR, Distil, environment, weights
+from tests.tiny import CLASSES, bert, saved
 
 CHAIN = {"student": "first:1", "objective": "tinybert", "steps": 20, "finetune_teacher": 3}
 
@@ -148,7 +148,7 @@ def test_two_processes(command: Callable[..., list[str]], tmp_path: Path) -> Non
     """They share the batches out and learn what one learns, by an objective that does not reach all parameters."""
     (tmp_path / "launched.py").write_text(LAUNCHED)
     without_dropout = bert(1, labels=2, **FOUR, **CLASSES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    with_tokenizer(without_dropout, tmp_path / "teacher")
+    saved(without_dropout, tmp_path / "teacher")
 
     def launched(processes: int) -> subprocess.Popen[str]:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]

@@ -19,9 +19,7 @@ from nas.config.schema import ConfigError
 from nas.preparation import data
 from nas.preparation.phases import settings_of
 from nas.preparation.workspace import objectives
-from tests.tiny import bert, tokenizer
-
-WORDS = [f"w{number}" for number in range(45)]
+from tests.tiny import bert, saved
 
 
 def staged(student: Any, teacher: Any, *, hidden: float = 1.0, states: str = "all") -> Objective:
@@ -67,8 +65,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> FrozenEmbeddings:
 
 
 def test_by_the_command(context: FrozenEmbeddings, tmp_path: Path) -> None:
-    bert(1, labels=2, num_hidden_layers=4).save_pretrained(tmp_path / "teacher")
-    tokenizer(tmp_path / "teacher", WORDS).save_pretrained(tmp_path / "teacher")
+    saved(bert(1, labels=2, num_hidden_layers=4), tmp_path / "teacher")
     (tmp_path / "text.txt").write_text("\n".join(f"w{n} w{n + 1} w{n + 2}" for n in range(40)))
     arguments = ["--objective", "staged", "--teacher", tmp_path / "teacher", "--student", "first:2"]
     arguments += ["--corpus", tmp_path / "text.txt", "--steps", 8, "--max-length", 16, "--set", "hidden=2"]

@@ -22,9 +22,7 @@ from distill.training.teacher import TeacherError
 from search_spaces import FFN, Architecture, Attention, Layer
 from supernet.build import base_of_teacher, build
 from tests.renamed import of_every_kind
-from tests.tiny import batch, bert, inputs, shaken
-
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+from tests.tiny import NO_DROPOUT, batch, bert, inputs, shaken
 
 
 def pair() -> tuple[Any, Any]:

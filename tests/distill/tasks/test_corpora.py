@@ -194,8 +194,9 @@ def test_columns_are_checked() -> None:
 def test_damaged_file_is_refused_and_rebuilt(
     damage: str, house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path))
     monkeypatch.setattr(corpora, "installed_sources", lambda: {"house": house})
-    corpus = embedded_corpus(tmp_path)
+    corpus = embedded_corpus()
     path = tmp_path / "corpora" / f"{installation_key()}.jsonl"
     good = path.read_bytes()
     path.write_bytes(
@@ -209,12 +210,13 @@ def test_damaged_file_is_refused_and_rebuilt(
     )
     with pytest.raises(ValueError, match=r"\.jsonl: "):
         load_corpus(path)
-    assert embedded_corpus(tmp_path) == corpus
+    assert embedded_corpus() == corpus
     assert path.read_bytes() == good
 
 
 def test_a_cached_corpus_is_read_not_built(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FFN_NAS_CACHE", str(tmp_path))
     monkeypatch.setattr(corpora, "installed_sources", lambda: {"house": house})
-    corpus = embedded_corpus(tmp_path)
+    corpus = embedded_corpus()
     monkeypatch.setattr(corpora, "installed_sources", lambda: {})
-    assert embedded_corpus(tmp_path) == corpus
+    assert embedded_corpus() == corpus

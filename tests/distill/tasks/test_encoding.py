@@ -39,9 +39,9 @@ PAIRS = ("and closes", "again", "the window", "opens")
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
+def tokenizer() -> BertTokenizerFast:
     words = sorted({word for text in TEXTS for word in text.split()} - {"window"})
-    return tiny.tokenizer(tmp_path_factory.mktemp("tokenizer"), ["win", "##dow", *words])
+    return tiny.tokenizer(["win", "##dow", *words])
 
 
 def rows_of(lengths: list[int], labels: bool = True) -> Encoded:

@@ -22,9 +22,9 @@ from distill.tasks.types import (
 )
 from distill.training.evaluation import EvalSet, batch_logits, comparable_outputs, split_batches
 from foundation.errors import UserError
-from tests.tiny import SIZES, inputs, shaken, tokenizer
+from tests.tiny import SIZES, WORDS, inputs, shaken, tokenizer
 
-LENGTH, WORDS = 12, [f"w{number}" for number in range(45)]
+LENGTH = 12
 # With every number of tokens from 0 on, some of which end where a window does.
 TEXTS = tuple(" ".join(WORDS[(3 * size + place) % 45] for place in range(size)) for size in range(40))
 LABELS = {
@@ -35,8 +35,8 @@ LABELS = {
 
 
 @pytest.fixture
-def pieces(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
-    return tokenizer(tmp_path_factory.mktemp("tokenizer"), WORDS)
+def pieces() -> BertTokenizerFast:
+    return tokenizer()
 
 
 def ids_of(rows: Encoded) -> list[list[int]]:

@@ -1,6 +1,5 @@
 """What is lost of rows, or shared between them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from tests import tiny
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> Any:
-    return tiny.tokenizer(tmp_path, "abcdefgh")
+def tokenizer() -> Any:
+    return tiny.tokenizer("abcdefgh")
 
 
 def rows(*texts: str, pairs: tuple[str, ...] | None = None) -> Split:

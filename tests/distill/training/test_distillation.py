@@ -22,10 +22,8 @@ from distill.training.distillation import SavedOutputs, distil, masked, phase_re
 from distill.training.recipe import Recipe
 from distill.training.students import some_layers
 from distill.training.teacher_outputs import LiveTeacher
-from tests.tiny import SIZES, batch, bert, shaken, tokenizer
+from tests.tiny import NO_DROPOUT, SIZES, batch, bert, shaken, tokenizer
 
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-WORDS = [f"w{number}" for number in range(45)]
 # Of four heads of width 6.
 FITTING: dict[str, dict[str, Any]] = {"minimoe": {"relation_heads": 8}, "minilmv2": {"relation_heads": 6}}
 # No draws that change the loss: a student that stands alone, and banks that are not random for long.
@@ -34,8 +32,8 @@ WITHOUT_TEXT = ("none", "kd", "pkd", "codir", "theseus")
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> Any:
-    return tokenizer(tmp_path, WORDS)
+def tokens() -> Any:
+    return tokenizer()
 
 
 def rows(count: int = 24, labels: bool = True, seed: int = 0) -> Encoded:

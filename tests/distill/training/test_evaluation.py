@@ -26,9 +26,7 @@ from distill.tasks.types import (
 )
 from distill.training.evaluation import EvalSet, batch_logits, comparable_outputs, split_batches
 from tests.scores import score
-from tests.tiny import SIZES, inputs, shaken, tokenizer
-
-WORDS = [f"w{number}" for number in range(40)]
+from tests.tiny import SIZES, WORDS, inputs, shaken, tokenizer
 
 
 def sentences(count: int, longest: int, seed: int = 0) -> list[list[str]]:
@@ -79,8 +77,8 @@ LENGTH = 20
 
 
 @pytest.fixture(scope="module")
-def pieces(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
-    return tokenizer(tmp_path_factory.mktemp("tokenizer"), WORDS)
+def pieces() -> BertTokenizerFast:
+    return tokenizer()
 
 
 def model_of(case: str) -> nn.Module:

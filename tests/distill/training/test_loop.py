@@ -19,16 +19,13 @@ from distill.training.loop import Diverged, make_accelerator, train
 from distill.training.recipe import MixedPrecision, Recipe
 from distill.training.teacher_outputs import LiveTeacher
 from tests.accelerate_state import reset_accelerate
-from tests.tiny import batch, bert
+from tests.tiny import NO_DROPOUT, batch, bert
 
 
 def task(seed: int) -> dict[str, Tensor]:
     """Is the first word's id above 25?"""
     given = batch(16, 6, seed=seed)
     return {**given, "labels": (given["input_ids"][:, 0] > 25).long()}
-
-
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def tiny(**changes: object) -> torch.nn.Module:

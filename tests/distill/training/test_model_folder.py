@@ -15,7 +15,7 @@ from transformers import BertTokenizerFast
 
 from distill.training.teacher import TeacherError, load_config, load_model, load_tokenizer, load_unchanged
 from foundation.errors import UserError
-from tests.tiny import bert
+from tests.tiny import bert, saved
 
 Weights = dict[str, Tensor]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcd"]
@@ -24,10 +24,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcd"]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A BERT with a classifier of two classes, and its tokenizer."""
-    made = tmp_path / "model"
-    bert(1, labels=2).save_pretrained(made)
-    BertTokenizerFast(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(made)
-    return made
+    return saved(bert(1, labels=2), tmp_path / "model", "abcd")
 
 
 def load(folder: Path) -> None:

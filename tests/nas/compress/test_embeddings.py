@@ -26,7 +26,7 @@ from search_spaces import Architecture, cost
 from tests import requirements
 from tests.commands import Refused, run
 from tests.nas.tiny_study import TinyStudy, corpus
-from tests.sentences import save_sentence_encoder
+from tests.sentences import encoder, names_head, save_sentence_encoder
 from tests.tiny import inputs
 
 TEXTS = list(dict.fromkeys(corpus().texts))[:300]
@@ -37,14 +37,11 @@ HELD_OUT = TEXTS[9::10]
 def teacher(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sentences") / "teacher"
     save_sentence_encoder(shared_study, folder)
-    # As many encoders on the hub say, all-mpnet-base-v2 among them.
-    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return names_head(folder, "BertForMaskedLM")
 
 
 @pytest.fixture(scope="module")
-def student(shared_study: TinyStudy, teacher: Path) -> Path:
+def student(study_cache: None, teacher: Path) -> Path:
     """The teacher with two thirds of its parameters."""
     out, texts, pairs = (teacher.with_name(name) for name in ("student", "texts.txt", "pairs.jsonl"))
     texts.write_text("\n".join([*TEXTS, TEXTS[0]]))
@@ -52,17 +49,8 @@ def student(shared_study: TinyStudy, teacher: Path) -> Path:
     pairs.write_text("\n".join(map(json.dumps, rows)))
     words = ["--embeddings", texts, "--retrieval", pairs, "--max-params", "12000", "--max-length", "24"]
     words += ["--learning-rate", "1e-3"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-        assert run(main, teacher, *words, "--steps", "20", "--device", "cpu", "--quiet", "--out", out) == 0
+    assert run(main, teacher, *words, "--steps", "20", "--device", "cpu", "--quiet", "--out", out) == 0
     return out
-
-
-def encoder(folder: Path, **settings: Any) -> Any:
-    requirements.module("sentence_transformers", "demo")
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(folder), device="cpu", **settings)
 
 
 def test_the_folder_is_one_of_sentence_transformers(teacher: Path, student: Path) -> None:
@@ -87,11 +75,8 @@ SETTINGS: dict[str, Any] = {"max_params": 12_000, "max_length": 24, "steps": 20,
 
 
 @pytest.mark.parametrize("kind", ["object", "folder"])
-def test_in_python(
-    kind: str, shared_study: TinyStudy, teacher: Path, student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_python(kind: str, teacher: Path, student: Path, tmp_path: Path) -> None:
     """The result is the command's, and is saved as a whole folder of sentence-transformers."""
-    monkeypatch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
     pairs = [{"query": text.split()[0], "passage": text} for text in HELD_OUT]
     given = encoder(teacher).train() if kind == "object" else teacher
     result = compress_model(given, embeddings=[*TEXTS, TEXTS[0]], retrieval=pairs, **SETTINGS)

@@ -1,6 +1,7 @@
 """`python -m nas.compress --reranking`: from a folder of a CrossEncoder to another one."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from nas.preparation.prepare import prepare
 from tests import requirements
 from tests.commands import Refused, run
 from tests.nas.tiny_study import TinyStudy, corpus, uniform
-from tests.sentences import save_reranker
+from tests.sentences import encoder, save_reranker
 from tests.tiny import inputs
 
 TEXTS = list(dict.fromkeys(corpus().texts))[:300]
@@ -39,11 +40,7 @@ HELD_OUT = [row for row in ROWS if row["query"] in list(dict.fromkeys(QUERIES))[
 LIMITS = ["--max-params", "12000", "--max-length", "24", "--device", "cpu", "--quiet"]
 
 
-def cross_encoder(folder: Path, **settings: Any) -> Any:
-    requirements.module("sentence_transformers", "demo")
-    from sentence_transformers import CrossEncoder
-
-    return CrossEncoder(str(folder), device="cpu", **settings)
+cross_encoder = partial(encoder, kind="CrossEncoder")
 
 
 def write(file: Path, rows: list[dict[str, Any]]) -> Path:
@@ -60,13 +57,11 @@ def teacher(shared_study: TinyStudy, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def student(shared_study: TinyStudy, teacher: Path) -> Path:
+def student(study_cache: None, teacher: Path) -> Path:
     """The teacher with two thirds of its parameters."""
     out, pairs = teacher.with_name("student"), write(teacher.with_name("pairs.jsonl"), ROWS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-        words = ["--reranking", pairs, "--retrieval", pairs, *LIMITS, "--steps", "30", "--out", out]
-        assert run(main, teacher, *words) == 0
+    words = ["--reranking", pairs, "--retrieval", pairs, *LIMITS, "--steps", "30", "--out", out]
+    assert run(main, teacher, *words) == 0
     return out
 
 

@@ -49,8 +49,7 @@ def test_a_stage_may_score_on_a_part_of_the_search_split(workspace: Workspace) -
     """On the first of its rows, as many as the fraction of all training rows."""
     folders, config = workspace.folders, workspace.config
     total = len(folders.rows("train")) + len(folders.rows("search"))
-    stage1 = config.stage1.model_copy(update={"search_fraction": Fraction(1, 50)})
-    given = replace(workspace, config=config.model_copy(update={"stage1": stage1}))
+    given = replace(workspace, config=config.with_table("stage1", search_fraction=Fraction(1, 50)))
     prepared = MODES["trained"].prepare(given, plan(given.config, given, "1", None, ()), "cpu", ignore_progress)
     whole, part = (TrainedEvaluator(each, "cpu").evaluate(uniform(each), 0) for each in (workspace, prepared))
     assert whole.rows is not None and part.rows is not None
@@ -59,10 +58,7 @@ def test_a_stage_may_score_on_a_part_of_the_search_split(workspace: Workspace) -
 
 
 def test_candidates_without_training_are_scored_as_they_inherit(tiny_study: TinyStudy) -> None:
-    untrained = tiny_study.config.model_copy(
-        update={"candidate": tiny_study.config.candidate.model_copy(update={"steps": 0})}
-    )
-    evaluator = TrainedEvaluator(prepare(untrained, "cpu"), "cpu")
+    evaluator = TrainedEvaluator(prepare(tiny_study.config.with_table("candidate", steps=0), "cpu"), "cpu")
     architecture = Architecture.uniform(*evaluator.workspace.base()[:1], expansion=Fraction(1, 2))
     found = evaluator.evaluate(architecture, 0, (Fraction(1, 2),))
     assert found.value == evaluator.score(evaluator.student(architecture)).value

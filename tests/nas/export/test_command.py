@@ -28,7 +28,7 @@ from tests import requirements
 from tests.commands import Refused, output_elsewhere, run
 from tests.nas.rows import half_width, study
 from tests.nas.tiny_study import TinyStudy
-from tests.tiny import BASE, bert, tokenizer
+from tests.tiny import BASE, bert, saved
 
 SENTENCES = ["Badofi kule moni.", "Paru."]
 # Loads the folder as a stranger would, who has transformers but not this project.
@@ -44,27 +44,19 @@ print(json.dumps(pipeline("text-classification", model=folder, trust_remote_code
 
 
 @pytest.fixture(scope="module")
-def checkpoint(shared_study: TinyStudy, searched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(study_cache: None, searched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained winner of the tiny study."""
     out = tmp_path_factory.mktemp("export") / "final"
     given = [searched / "architecture.json", "--out", out, "--device", "cpu", "--skip-base"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-        assert run(train_final, *given) == 0
+    assert run(train_final, *given) == 0
     return out
 
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
     """A checkpoint with experts, and without the files of a study."""
-    folder = tmp_path / "mixture"
-    words = [f"word{number}" for number in range(45)]
-    folder.mkdir()
-    own = tokenizer(folder, words)
     architecture = Architecture.uniform(BASE, expansion=Fraction(1, 4), experts=Experts(4, routing="token_gate"))
-    build(architecture, num_labels=2).save_pretrained(folder)
-    own.save_pretrained(folder)
-    return folder
+    return saved(build(architecture, num_labels=2), tmp_path / "mixture")
 
 
 @pytest.fixture(scope="module")
@@ -254,11 +246,8 @@ def test_a_mixture_without_a_study(mixture: Path, tmp_path: Path, capsys: pytest
 
 def test_masked_words(tmp_path: Path) -> None:
     """The output embedding is the word embedding, which the file has once."""
-    folder = tmp_path / "words"
-    folder.mkdir()
     model = build(Architecture.uniform(BASE), TASK_TYPES["masked_lm"])
-    model.save_pretrained(folder)
-    tokenizer(folder, [f"word{number}" for number in range(45)]).save_pretrained(folder)
+    folder = saved(model, tmp_path / "words")
     assert run(main, folder, "--out", tmp_path / "out", "--skip-latency") == 0
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.pipeline_tag == "fill-mask" and "AutoModelForMaskedLM.from_pretrained" in card.text
@@ -270,11 +259,7 @@ def test_fewer_heads_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """The card of a student, and of its ordinary form, which costs more."""
     layers = [(2, FFN()), (0, FFN(stack=0)), (0, FFN(expansion=Fraction(1, 2)))]
     architecture = Architecture(BASE, tuple(Layer(Attention(heads), ffn) for heads, ffn in layers))
-    folder = tmp_path / "pruned"
-    folder.mkdir()
-    own = tokenizer(folder, [f"word{number}" for number in range(45)])
-    build(architecture, num_labels=2).save_pretrained(folder)
-    own.save_pretrained(folder)
+    folder = saved(build(architecture, num_labels=2), tmp_path / "pruned")
     architecture.save(folder / "architecture.json")
     for out, options in (("student", ()), ("bert", ("--as", "bert"))):
         words = ["--out", tmp_path / out, "--tokens", 8, "--rounds", 2, "--batches", 1, "--threads", 1]
@@ -294,13 +279,10 @@ def test_fewer_heads_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_models_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The folders that config.toml names as base and as teacher: a line says what is left out for that."""
     requirements.module("onnxruntime", "onnx")
-    teacher, gone, folder = tmp_path / "teacher", tmp_path / "gone", tmp_path / "student"
-    folder.mkdir()
-    own, model = tokenizer(folder, [f"word{number}" for number in range(45)]), bert()
+    teacher, gone, model = tmp_path / "teacher", tmp_path / "gone", bert()
+    model.save_pretrained(teacher)
     architecture = Architecture.uniform(*base_of_teacher(model.config), expansion=Fraction(1, 2))
-    build(architecture, num_labels=2).save_pretrained(folder)
-    for place, each in ((teacher, model), (folder, own)):
-        each.save_pretrained(place)
+    folder = saved(build(architecture, num_labels=2), tmp_path / "student")
     architecture.save(folder / "architecture.json")
     missing = f"no model at '{gone}': there is no such folder"
     for names, forms, said in (

@@ -18,7 +18,6 @@ from transformers import (
     BertForQuestionAnswering,
     BertForTokenClassification,
     BertModel,
-    PreTrainedModel,
 )
 
 from distill.tasks.types import EMBEDDINGS, TASK_TYPES
@@ -36,7 +35,7 @@ from tests.commands import Refused, run
 from tests.nas.rows import study
 from tests.nas.tiny_study import TinyStudy
 from tests.sentences import become_sentence_encoder
-from tests.tiny import SIZES, bert, shaken, tokenizer
+from tests.tiny import SIZES, bert, saved, shaken
 
 requirements.module("onnxruntime", "onnx")
 
@@ -48,13 +47,6 @@ KINDS: dict[str, Any] = {
     "words": lambda: BertForMaskedLM(BertConfig(**SIZES)),
 }
 QUICK = ("--tokens", 8, "--rounds", 2, "--batches", 1, "--threads", 1)
-
-
-def saved(model: PreTrainedModel, folder: Path) -> Path:
-    folder.mkdir()
-    model.save_pretrained(folder)
-    tokenizer(folder, [f"word{number}" for number in range(45)]).save_pretrained(folder)
-    return folder
 
 
 def sentence_encoder(folder: Path, pooler: bool, head: str | None = None) -> Path:

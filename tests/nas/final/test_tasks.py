@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,6 +23,7 @@ from tests.commands import Refused
 from tests.nas.rows import half_width
 from tests.nas.tiny_study import TinyStudy
 
+pytestmark = pytest.mark.usefixtures("study_cache")
 CHOSEN = ("rte", "mnli", "mnli_mismatched", "stsb")
 TRAINED = ("rte", "mnli", "stsb")
 WORDS = ["Bado", "kule", "moni", "nipa", "rufi", "sebo", "dole", "paru", "fi"]
@@ -82,13 +82,6 @@ def trained(given: list[str], architecture: str, tmp_path_factory: pytest.TempPa
     arguments = [architecture, *given, "--tasks", ",".join(CHOSEN), "--steps", "4", "--out", str(out), "--quiet"]
     assert main(arguments) == 0
     return out
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(shared_study: TinyStudy) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
-        yield
 
 
 def metrics(folder: Path) -> Any:

@@ -23,13 +23,13 @@ from nas.latency.settings import TableSettings
 from nas.latency.steps import step_names
 from nas.latency.table import LatencyTable
 from nas.latency.whole import Latency, TooBusy
-from search_spaces import FFN, GELU, Architecture, Experts, FFNGraph
+from search_spaces import FFN, GELU, Architecture, Experts
 from search_spaces.layer import Attention, Embedding, Layer
 from supernet.build import base_of_teacher
 from tests import requirements
 from tests.renamed import of_every_kind
 from tests.search_spaces.strategies import graphs
-from tests.tiny import BASE, SIZES, bert
+from tests.tiny import BASE, GEGLU, SIZES, bert
 
 requirements.module("onnxruntime", "onnx")
 
@@ -47,7 +47,6 @@ SETTINGS = TableSettings(
     device="cpu",
     runtime="onnx",
 )
-GATED = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
 
 SCALE, OVERHEAD, NODES = 0.9, 2.5, 7  # of a runtime that is made up, and nodes of each of its parts
 BESIDE = {"embeddings": 31.0, "mask": 17.0, "head": 23.0}
@@ -243,7 +242,7 @@ def test_a_measured_table(runtime: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert f"latency: {runtime} models" in told
     told.clear()
     assert table() == found == LatencyTable.from_json(json.loads(json.dumps(found.to_json()))) and not told
-    architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GATED, 2, Fraction(1, 4))}
+    architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GEGLU, 2, Fraction(1, 4))}
     architectures["low"] = replace(architectures["base"], embedding=Embedding(4))
     measured = measure_whole(architectures, found, "cpu", SETTINGS.teacher, rounds=3, also_teacher=True)
     assert list(measured) == ["base", "gated", "low", "teacher"]

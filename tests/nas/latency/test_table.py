@@ -33,11 +33,10 @@ from search_spaces.layer import Attention, Embedding, Layer
 from search_spaces.operations import UNARY, Operation
 from supernet.build import build
 from tests.search_spaces.strategies import graphs
-from tests.tiny import BASE, SIZES, batch, bert
+from tests.tiny import BASE, GEGLU, SIZES, batch, bert
 
 WIDTHS = (12, 24, 48)  # below the model's width, equal to it, above it
 EXPANSIONS = tuple(Fraction(width, BASE.inner) for width in WIDTHS)
-GATED = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
 
 HASH, GATE = Experts(2, Fraction(1, 2)), Experts(4, Fraction(1), "token_gate", top_k=2)
 
@@ -217,19 +216,19 @@ def test_a_measured_table_knows_all_graphs(measure: Measure, mismatch: str) -> N
 def test_a_model_as_wide_as_no_block(measure: Measure) -> None:
     base = Base(depth=1, width=24, heads=2, inner=8, vocabulary=50, positions=20, embedding=8)
     table = measure(base_model=Architecture.uniform(base), inner_widths=(8,), heads=(2,))
-    assert table.total(Architecture.uniform(base, GATED, stack=3)) > table.fixed
+    assert table.total(Architecture.uniform(base, GEGLU, stack=3)) > table.fixed
 
 
 def test_totals_add_up_in_whole_microseconds(table: LatencyTable) -> None:
-    layers = (FFN(GELU, 2, Fraction(1, 4)), FFN(GATED), FFN(FFNGraph.parse("max(x,project(relu(expand(x))))")))
+    layers = (FFN(GELU, 2, Fraction(1, 4)), FFN(GEGLU), FFN(FFNGraph.parse("max(x,project(relu(expand(x))))")))
     attentions = 3 * table.attention(Attention(BASE.heads))
     ffns = sum(table.ffn(BASE, genes) for genes in layers)
     assert table.total(Architecture.of_ffns(BASE, layers)) == table.fixed + attentions + ffns
     values = (table.fixed, table.teacher, *dict(table.steps).values())
     assert all(isinstance(value, int) and value > 0 for value in values)
     for stack in (2, 3, 4):
-        blocks = stack * table.ffn(BASE, FFN(GATED))
-        assert abs(table.ffn(BASE, FFN(GATED, stack)) - blocks) <= stack / 2
+        blocks = stack * table.ffn(BASE, FFN(GEGLU))
+        assert abs(table.ffn(BASE, FFN(GEGLU, stack)) - blocks) <= stack / 2
 
 
 def test_a_layer_that_is_left_out_takes_no_time() -> None:
@@ -370,7 +369,7 @@ def test_more_tokens_than_positions(measure: Measure) -> None:
 
 
 def test_whole_models_next_to_the_table(table: LatencyTable) -> None:
-    architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GATED, 2, EXPANSIONS[0])}
+    architectures = {"base": Architecture.uniform(BASE), "gated": Architecture.uniform(BASE, GEGLU, 2, EXPANSIONS[0])}
     torch.manual_seed(3)
     found = measure_whole(architectures, table, "cpu", SETTINGS.teacher, rounds=3)
     drawn = torch.rand(3)

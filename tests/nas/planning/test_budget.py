@@ -139,8 +139,7 @@ def test_a_latency_in_which_not_all_layers_have_an_ffn() -> None:
 def test_global_importance_without_room(tiny_study: TinyStudy, workspace: Workspace) -> None:
     base, graph = workspace.base()
     least = cost.params(Architecture.uniform(base, stack=0), workspace.num_labels)
-    table = tiny_study.config.space.model_copy(update={"stacks": (0, 1), "max_params": least, "min_params": 1})
-    config = tiny_study.config.model_copy(update={"space": table})
+    config = tiny_study.config.with_table("space", stacks=(0, 1), max_params=least, min_params=1)
     space = budgeted_space(config, base, graph, workspace.num_labels)
     assert globally_important(space, graph, workspace) == Architecture.uniform(base, stack=0)
 
@@ -192,8 +191,8 @@ def test_two_goals_leave_the_box_open_below() -> None:
 
 def test_limits_are_those_of_the_study(tiny_study: TinyStudy, workspace: Workspace) -> None:
     assert limits_of(tiny_study.config, workspace, "cpu") == ()
-    space = tiny_study.config.space.model_copy(update={"max_macs": 10**6, "max_latency": "0.9x"})
-    bound = replace(workspace, config=tiny_study.config.model_copy(update={"space": space}))
+    config = tiny_study.config.with_table("space", max_macs=10**6, max_latency="0.9x")
+    bound = replace(workspace, config=config)
     macs, latency = limits_of(bound.config, bound, "cpu")
     base, graph = workspace.base()
     architecture = Architecture.uniform(base, graph=graph, stack=2, expansion=Fraction(1, 4))
@@ -213,8 +212,7 @@ def test_the_latency_counts_heads_and_ranks(workspace: Workspace, monkeypatch: p
     steps = (("attention 2", 10_000), ("attention 4", 16_000), ("rank 8", 7_000))
     table = LatencyTable("torch", threads=1, batch=1, tokens=24, fixed=100, teacher=1000, steps=steps)
     monkeypatch.setattr(nas.planning.budget, "latency_table", lambda *unused: table)
-    changes = {"max_latency": "0.3x", "ranks": (8, None), "heads": (2, 4)}
-    config = workspace.config.model_copy(update={"space": workspace.config.space.model_copy(update=changes)})
+    config = workspace.config.with_table("space", max_latency="0.3x", ranks=(8, None), heads=(2, 4))
     (limit,) = limits_of(config, workspace, "cpu")
     assert (limit.name, limit.maximum) == ("latency", 300)
     architecture = Architecture.uniform(workspace.base()[0], stack=0).with_heads([2, 4])
@@ -260,10 +258,9 @@ def test_latencies_are_measured_as_students_will_run(
 ) -> None:
     asked: list[TableSettings] = []
     monkeypatch.setattr(nas.planning.budget, "latency_table", lambda settings, *unused: asked.append(settings))
-    table = workspace.config.deployment.model_copy(update=deployment)
-    space = workspace.config.space.model_copy(update={"expansions": (Fraction(1, 8), Fraction(1, 2)), "heads": (0, 2)})
-    config = workspace.config.model_copy(update={"deployment": table, "space": space})
-    latencies_of(config, workspace, device, lambda *unused: None)
+    config = workspace.config.with_table("deployment", **deployment)
+    config = config.with_table("space", expansions=(Fraction(1, 8), Fraction(1, 2)), heads=(0, 2))
+    latencies_of(config, workspace, device)
     (settings,) = asked
     assert (settings.runtime, settings.threads, settings.batch, settings.tokens, settings.device) == expected
     # Those of the space, and of the base model.

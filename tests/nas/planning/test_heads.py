@@ -39,8 +39,7 @@ def with_heads(tiny_study: TinyStudy) -> Workspace:
 
 
 def changed(workspace: Workspace, **changes: Any) -> Workspace:
-    table = workspace.config.space.model_copy(update=changes)
-    return replace(workspace, config=workspace.config.model_copy(update={"space": table}))
+    return replace(workspace, config=workspace.config.with_table("space", **changes))
 
 
 def space_of(workspace: Workspace) -> Space:
@@ -152,8 +151,7 @@ def test_the_largest_slice_has_all_of_the_start(with_heads: Workspace) -> None:
         smallest, largest = extremes(plan(small.config, small, "3", winner, ()).space)
         assert largest.layers == (Layer(Attention(max(heads, 2)), FFN(graph, 1, max(wide, Fraction(1, 2)))),) * 2
         assert smallest.layers == (NONE,) * 2
-    widths = small.config.one_shot.model_copy(update={"widths": (Fraction(1, 4), Fraction(1, 2))})
-    config = small.config.model_copy(update={"one_shot": widths})
+    config = small.config.with_table("one_shot", widths=(Fraction(1, 4), Fraction(1, 2)))
     trained, drawn = architectures_of_a_step(config, plan(config, small, "3", winner, ()).space)
     assert [{layer.attention for layer in one.layers} for one in trained] == [{Attention(2)}] * 2 and drawn == 0
 
@@ -174,9 +172,8 @@ def test_a_dry_run_names_the_baselines_to_come(
 
 def test_a_sampler_that_corrects_allocations(with_heads: Workspace, tiny_study: TinyStudy, tmp_path: Path) -> None:
     """With weights of 1 its allocation is that of the baselines."""
-    stage = {"evaluation": "untrained", "score": "fidelity", "sampler": "milp"}
-    table = with_heads.config.stage1.model_copy(update=stage)
-    made = plan(with_heads.config.model_copy(update={"stage1": table}), with_heads, "1", None, ())
+    config = with_heads.config.with_table("stage1", evaluation="untrained", score="fidelity", sampler="milp")
+    made = plan(config, with_heads, "1", None, ())
     sampler = sampler_of(made, with_heads)
     assert isinstance(sampler, WeightedAllocation) and sampler.allocate is not None and sampler.losses is not None
     (allocation,) = [architecture for architecture, origin, _ in made.baselines if origin == ALLOCATED[0]]

@@ -79,8 +79,7 @@ def test_plans(tiny_study: TinyStudy, workspace: Workspace) -> None:
 
 
 def test_plans_with_a_layer_without_an_ffn(tiny_study: TinyStudy, workspace: Workspace) -> None:
-    table = tiny_study.config.space.model_copy(update={"stacks": (0, 1, 2)})
-    config = tiny_study.config.model_copy(update={"space": table})
+    config = tiny_study.config.with_table("space", stacks=(0, 1, 2))
     base, graph = workspace.base()
     relu = FFNGraph.parse("project(relu(expand(x)))")
     winner = Architecture.of_ffns(base, (FFN(stack=0), FFN(relu)))
@@ -144,9 +143,7 @@ def test_what_candidates_could_not_inherit_from(tiny_study: TinyStudy, workspace
         check_start(Architecture.uniform(base, graph=graph, stack=3), tiny_study.config, base)
     hashed = Architecture.uniform(base, graph=graph, expansion=Fraction(1, 4), experts=Experts(2, routing="hash"))
     check_start(hashed, tiny_study.config, base)
-    timed = tiny_study.config.model_copy(
-        update={"space": tiny_study.config.space.model_copy(update={"max_latency": "0.5x"})}
-    )
+    timed = tiny_study.config.with_table("space", max_latency="0.5x")
     for given in (timed, tiny_study.config.model_copy(update={"goals": ("score", "latency")})):
         with pytest.raises(ConfigError, match=r"has experts \(2 hash, shared .*\) that are not in space.experts"):
             check_start(hashed, given, base)

@@ -160,8 +160,7 @@ def test_heads_that_layers_can_have(
 )
 def test_experts_that_students_of_some_types_cannot_have(name: str, value: Any, kinds: tuple[str, ...]) -> None:
     teachers = of_every_kind(bert())
-    plain = load_config("demo")
-    config = plain.model_copy(update={"space": plain.space.model_copy(update={name: value})})
+    config = load_config("demo").with_table("space", **{name: value})
     for kind in ("bert", *kinds):
         base, graph = base_of_teacher(teachers[kind].config)
         student = config_of(Architecture.uniform(base, graph), template=teachers[kind].config)

@@ -17,17 +17,13 @@ from nas.preparation.one_shot import prepare_one_shot
 from nas.preparation.prepare import prepare
 from nas.search.command import main
 from search_spaces.architecture import Architecture
-from tests.nas.processes import family, kill_all
+from tests.nas.processes import Killed, family, kill_all
 from tests.nas.tiny_study import TIMEOUT, TinyStudy, wait
 
 # Here checkpoints are written after every ten steps instead of a hundred.
 STEPS, EVERY = 13, 10
 TEACHER, WARM_UP = "teacher: fine-tuning", "supernet: warm-up"
 ONE_SHOT = "one-shot supernet: training"
-
-
-class Killed(BaseException):
-    """Stands for the death of the process."""
 
 
 class Interruption:

@@ -122,7 +122,7 @@ def test_experts_whose_latency_is_not_measured(refused_first: Refused, tiny_stud
 @pytest.mark.parametrize("name", ["attention_experts", "head_experts"])
 def test_experts_of_which_some_are_not_measured(name: str) -> None:
     plain = load_config("demo-ffn", {"space.max_latency": "0.5x", "deployment.runtime": "onnx"})
-    config = plain.model_copy(update={"space": plain.space.model_copy(update={name: (1, 2)})})
+    config = plain.with_table("space", **{name: (1, 2)})
     with pytest.raises(ConfigError, match=rf"^space\.{name}: the latency of experts is only measured in torch"):
         check_deployment(config, "cpu")
 

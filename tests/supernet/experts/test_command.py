@@ -20,8 +20,8 @@ from search_spaces import GELU, Architecture, Experts, FFNGraph
 from supernet.build import build
 from supernet.experts.command import main
 from tests.commands import Refused
-from tests.supernet.files import CLASSES, saved, write_rows
-from tests.tiny import BASE, bert
+from tests.supernet.files import write_rows
+from tests.tiny import BASE, CLASSES, bert, saved
 
 COMMON = ["--max-length", "16", "--batch-size", "4", "--importance-batches", "2"]
 

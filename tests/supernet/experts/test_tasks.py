@@ -20,8 +20,8 @@ from transformers import (
 from distill.training.layout import ARCHITECTURE_FILE
 from search_spaces import Architecture
 from supernet.experts.command import main
-from tests.supernet.files import saved, text
-from tests.tiny import SIZES, bert, shaken
+from tests.supernet.files import text
+from tests.tiny import SIZES, bert, saved, shaken
 
 SHAPE = {**SIZES, "max_position_embeddings": 40}
 

@@ -22,10 +22,9 @@ from distill.tasks.types import TASK_TYPES
 from search_spaces import FFN, GELU, Architecture, Experts, FFNGraph
 from supernet.build import build
 from tests.supernet.reference import by_token, dense_blocks
-from tests.tiny import BASE, batch, inputs, shaken
+from tests.tiny import BASE, GEGLU, batch, inputs, shaken
 
 QUARTER = Fraction(1, 4)
-GEGLU = FFNGraph.parse("project(mul(gelu(expand(x)),gate(x)))")
 MIXING = FFNGraph.parse("max(project(mul(gelu(expand(x)),x)),tanh(x))")
 # The experts of each of the three layers, and how many attentions there are.
 KINDS: dict[str, tuple[tuple[Experts, Experts, Experts], int]] = {

@@ -72,7 +72,7 @@ def test_soft_labels_are_the_probabilities_of_each_class() -> None:
 
 
 def test_the_threshold_is_of_probabilities(tmp_path: Path, accelerator: Accelerator) -> None:
-    rows, tokenizer = split(), tiny.tokenizer(tmp_path, "ab")
+    rows, tokenizer = split(), tiny.tokenizer("ab")
     model = tiny.shaken(tiny.bert(labels=3, problem_type="multi_label_classification", vocab_size=len(tokenizer)))
     encoded = encode(tokenizer, rows, 8, task_type=MULTI_LABEL)
     assert encoded.labels is not None and encoded.labels.dtype == np.float32
@@ -106,7 +106,7 @@ def test_the_order_of_a_teachers_classes() -> None:
 
 def encoded(folder: Path, task: Task, labels: Any) -> Any:
     rows = Split(("a b",) * len(labels), None, tuple(labels))
-    return encode(tiny.tokenizer(folder, "ab"), rows, 8, task_type=task.task_type)
+    return encode(tiny.tokenizer("ab"), rows, 8, task_type=task.task_type)
 
 
 def test_weights_of_several_classes(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ OF_PREDICTIONS = ("efficientbert", "tinybert", "moebert", "microbert", "kd", "pk
 
 @pytest.mark.parametrize("name", OF_PREDICTIONS)
 def test_every_objective_learns_from_them(tmp_path: Path, name: str) -> None:
-    rows, tokenizer = split(6), tiny.tokenizer(tmp_path, "ab")
+    rows, tokenizer = split(6), tiny.tokenizer("ab")
     settings: dict[str, Any] = {"labels": 3, "problem_type": "multi_label_classification", "vocab_size": len(tokenizer)}
     student, teacher = (tiny.bert(seed, **settings) for seed in (0, 1))
     arrays = encode(tokenizer, rows, 8, task_type=MULTI_LABEL)

@@ -20,8 +20,8 @@ from tests.tiny import tokenizer
 
 
 @pytest.fixture(scope="module")
-def pieces(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
-    return tokenizer(tmp_path_factory.mktemp("tokenizer"), [*"abcdefgh", "where", *(f"w{n}" for n in range(60))])
+def pieces() -> BertTokenizerFast:
+    return tokenizer([*"abcdefgh", "where", *(f"w{n}" for n in range(60))])
 
 
 def by_hand(rows: Encoded, logits: list[np.ndarray], split: QuestionSplit, may_be_none: bool) -> list[str]:
