@@ -92,7 +92,8 @@ def preparation_context(
     """
     cache = cache_folder()
     refuse_earlier_format(cache)
-    accelerator, tokenizer = make_accelerator(device, config.mixed_precision), load_tokenizer(config.teacher)
+    accelerator = make_accelerator(device, config.mixed_precision)
+    tokenizer = load_tokenizer(config.teacher, data.task_type_of(config, config.task).name)
     check_shared(cache, accelerator)
 
     @once
