@@ -218,7 +218,7 @@ def largest_within(
     if found is None:
         raise BenchmarkError(
             f"--budgets: in {TRIES} tries nothing was pruned to {limit.in_words(limit.maximum)}; the smallest possible "
-            f"takes {limit.in_words(limit.total(ends[0][1]))}: give a smaller number"
+            f"takes {limit.rounded_up(limit.total(ends[0][1]))}: give a smaller number"
         )
     return found
 

@@ -39,6 +39,11 @@ class Limit:
             return self.layer_cost(base, part)
         return self.head_cost(base, part) if isinstance(part, PredictionHead) else self.embedding_cost(base, part)
 
+    def rounded_up(self, cost: int) -> str:
+        """A cost in words, of which four digits are enough, and which would do as the maximum."""
+        unit = 10 ** max(0, len(str(cost)) - 4)
+        return self.in_words(-(-cost // unit) * unit)
+
     def in_words(self, cost: int) -> str:
         """A cost as users write it: a latency in milliseconds, a size in megabytes."""
         if self.name == "latency":

@@ -78,9 +78,9 @@ def no_fit_reason(bounds: Bounds, part_costs: Sequence[Sequence[Cost]], fixed: i
     for limit, (lowest, highest) in zip(limits, ranges[1:], strict=True):
         if limit.fixed + lowest > limit.maximum:
             return (
-                f"max_{limit.name} = {limit.in_words(limit.maximum)}: no architecture in this space has less than "
-                f"{limit.in_words(limit.fixed + lowest)}; raise it, or allow smaller expansions, smaller stacks, or "
-                "fewer heads or experts"
+                f"max_{limit.name} = {limit.in_words(limit.maximum)}: no architecture in this space is within it; the "
+                f"least is {limit.rounded_up(limit.fixed + lowest)}; raise it, or allow smaller expansions, smaller "
+                "stacks, or fewer heads or experts"
             )
         if limit.fixed + highest > limit.maximum:
             binding.append(limit)

@@ -262,8 +262,10 @@ def build(
 
 def set_dropout(model: PreTrainedModel, probability: float) -> None:
     """Set the probability of every dropout of the model, and those in its configuration."""
-    for name in family_of(model).dropouts:
-        setattr(model.config, name, probability)
+    family = family_of(model)
+    for name in filter(None, (*family.dropouts, family.head_dropout)):
+        if getattr(model.config, name, None) is not None:  # otherwise it is another one
+            setattr(model.config, name, probability)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability

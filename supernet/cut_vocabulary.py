@@ -79,10 +79,11 @@ def run(options: argparse.Namespace) -> int:
     from distill.tasks import splits
     from distill.tasks.encoding import token_frequencies
     from distill.tasks.long_texts import UNTRUNCATED
+    from distill.tasks.types.embeddings import EMBEDDINGS
     from distill.training.layout import ARCHITECTURE_FILE
     from distill.training.loop import make_accelerator
     from distill.training.progress import silence_transformers
-    from distill.training.sentences import is_sentence_encoder
+    from distill.training.sentences import is_sentence_encoder, lower_case, lower_cases
     from distill.training.teacher import (
         check_vocabulary,
         load_config,
@@ -99,7 +100,9 @@ def run(options: argparse.Namespace) -> int:
     silence_transformers()
     source, most = options.checkpoint, options.pieces
     accelerator = make_accelerator(options.device, options.mixed_precision)
-    config, tokenizer = load_config(source, students=True), load_tokenizer(source)
+    config = load_config(source, students=True)
+    modules_of = locate(source) if is_sentence_encoder(locate(source)) else None
+    tokenizer = load_tokenizer(source, None if modules_of is None else EMBEDDINGS)
     check_vocabulary(source, config, tokenizer)
     also = ids_in_use(tokenizer, config)
     kept_ids(tokenizer, torch.zeros(0), most, also)  # refuses what it would refuse after all rows have been read
@@ -113,6 +116,8 @@ def run(options: argparse.Namespace) -> int:
     kept = kept_ids(tokenizer, token_frequencies(examples.train, config.vocab_size), most, also)
     with scratch_folder() as folder:
         small = cut_tokenizer(tokenizer, kept, folder)
+    if modules_of is not None and lower_cases(modules_of):
+        lower_case(small)
     after = load_examples(untruncated, small, outputs_of(config), True)
     differently = count_retokenized(examples, after, kept, most)
     if scores := scorable(model, examples):  # its head must be for the classes of the rows
@@ -124,7 +129,6 @@ def run(options: argparse.Namespace) -> int:
         metrics["metrics"] = ()
     if architecture is not None:
         architecture = replace(architecture, base=replace(architecture.base, vocabulary=len(kept)))
-    modules_of = locate(source) if is_sentence_encoder(locate(source)) else None
     return write_and_show(options, metrics, models[CUT], small, architecture, *lines(metrics), modules_of=modules_of)
 
 

@@ -103,7 +103,7 @@ def renamed(model: PreTrainedModel, model_type: str) -> Any:
     positions = model.config.max_position_embeddings + first
     settings = {family.sizes[name]: getattr(model.config, key) for name, key in SIZES.items() if name in family.sizes}
     settings |= {family.sizes["positions"]: positions, family.activation_key: model.config.hidden_act}
-    settings |= dict(zip(family.dropouts, (getattr(model.config, key) for key in bert.dropouts), strict=True))
+    settings |= dict(zip(family.dropouts, (getattr(model.config, key) for key in bert.dropouts), strict=False))
     if isinstance(family.epsilon, str):
         settings[family.epsilon] = model.config.layer_norm_eps
     if family.embedding_size:

@@ -69,6 +69,13 @@ def save_sentence_encoder(study: TinyStudy, folder: Path, mode: str = "mean", de
     return made
 
 
+def leave_case_to_sentence_transformers(folder: Path, file: str = "sentence_bert_config.json") -> None:
+    """Let sentence-transformers lower-case texts instead of the tokenizer in this folder."""
+    for name, value in (("tokenizer_config.json", False), (file, True)):
+        stored = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps(stored | {"do_lower_case": value}))
+
+
 def save_reranker(study: TinyStudy, folder: Path) -> None:
     """Save a random CrossEncoder without a sigmoid, with the tokenizer of the tiny study."""
     requirements.module("sentence_transformers", "demo")

@@ -49,6 +49,15 @@ def family_of(model: Any) -> Family:
     return FAMILIES[model_type]
 
 
+def windows_of(config: Any) -> tuple[int | None, ...]:
+    """For every layer of a model with this configuration how far from its own position a token attends; None: to all
+    tokens.
+    """
+    if not family_of(config).layer_types:
+        return (None,) * config.num_hidden_layers
+    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types)
+
+
 def family_of_weights(names: Iterable[str]) -> Family:
     """The first family of students whose paths fit parameters with these names. It may be another one than the model's
     with the same paths: only these count, and what follows from them, as `slices`.

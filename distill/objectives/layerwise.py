@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distill.encoders.family import windows_of
 from distill.encoders.heads import heads_of
 from distill.objectives import layer_maps, losses, terms
 from distill.objectives.base import Objective, Term, check_choice, check_positive, check_weights, sum_of
@@ -44,7 +45,8 @@ def efficientbert(
     1 in its fine-tuning. A term of weight 0 is not computed.
 
     A student with fewer heads compares each of them with the same head of the teacher's layer, and H in the mean is the
-    number of its heads in that layer. A layer without heads has no L_attn.
+    number of its heads in that layer. A layer without heads has no L_attn. Where one of the two layers attends only to
+    tokens nearby, L_attn is that of the pairs that are this near.
 
     Args:
         always_transform: W_h and W_e are learned even if the widths agree, as in the released code.
@@ -143,6 +145,7 @@ def _attention(
 ) -> Term:
     """L_attn, summed over the pairs of layers of which the student's has heads."""
     own, taught = heads_of(student), heads_of(teacher)
+    windows, taught_windows = windows_of(student), windows_of(teacher)
     layers = [(m, n) for m, n in layers if own[m - 1]]
     if weight:
         _check_attention(student, teacher, layers)
@@ -153,8 +156,9 @@ def _attention(
             if not s.heads or s.heads[m - 1]:
                 chosen = places(s, m, taught[n - 1])
                 scores = t.attention_scores[n - 1] if chosen is None else t.attention_scores[n - 1][:, chosen]
-                mask_BT = batch["attention_mask"]
-                errors.append(losses.attention_mse(s.attention_scores[m - 1], scores, mask_BT, paper_compatible))
+                window = min((w for w in (windows[m - 1], taught_windows[n - 1]) if w is not None), default=None)
+                compared = s.attention_scores[m - 1], scores, batch["attention_mask"]
+                errors.append(losses.attention_mse(*compared, paper_compatible, window))
         return sum_of(errors)
 
     teacher_needs = of_layers(ATTENTION_SCORES, (n for _, n in layers))

@@ -17,25 +17,32 @@ PIECE = 2**18
 
 
 def attention_mse(
-    student_BHTT: Tensor, teacher_BHTT: Tensor, mask_BT: Tensor, paper_compatible: bool = False
+    student_BHTT: Tensor,
+    teacher_BHTT: Tensor,
+    mask_BT: Tensor,
+    paper_compatible: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """Mean square error of attention scores (TinyBERT's L_attn; EfficientBERT, equation 1).
 
     The mean is over sentences, heads and the pairs of valid query and key positions.
 
     Args:
+        window: the largest distance of a key from its query in these layers; pairs that are farther apart are excluded
+            as padding is. None: there is none.
         paper_compatible: as in the released code of both papers, which adds the mask to the scores and then replaces
             all scores of -100 and below by 0: padding is excluded as a key but not as a query, and the mean is over all
             pairs.
     """
     _check_shapes(student_BHTT, teacher_BHTT, "attention scores need equal head counts and lengths")
     if paper_compatible:
-        padding_B11T = mask_BT[:, None, None, :] == 0
+        masked_B1TT = ~(mask_BT[:, None, None, :].bool() & _within(window, mask_BT))
         student, teacher = (
-            scores.float().masked_fill(padding_B11T | (scores <= -100), 0.0) for scores in (student_BHTT, teacher_BHTT)
+            scores.float().masked_fill(masked_B1TT | (scores <= -100), 0.0) for scores in (student_BHTT, teacher_BHTT)
         )
         return F.mse_loss(student, teacher)
-    return _mean_square(student_BHTT, teacher_BHTT, _valid_pairs(mask_BT), student_BHTT.shape[1])
+    valid_B1TT = _valid_pairs(mask_BT) & _within(window, mask_BT)
+    return _mean_square(student_BHTT, teacher_BHTT, valid_B1TT, student_BHTT.shape[1])
 
 
 def hidden_mse(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -100,6 +107,13 @@ def _valid_pairs(mask_BT: Tensor) -> Tensor:
     """A mask (B, 1, T, T) that is True where both positions are valid."""
     valid_BT = mask_BT.bool()
     return valid_BT[:, None, :, None] & valid_BT[:, None, None, :]
+
+
+def _within(window: int | None, mask_BT: Tensor) -> Tensor:
+    """A mask (T, T) that is True where positions are at most as far apart as the window says."""
+    places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    distances_TT = (places_T[:, None] - places_T).abs()
+    return distances_TT <= (mask_BT.shape[1] if window is None else window)
 
 
 def cosine_distance(student_BTD: Tensor, teacher_BTD: Tensor, mask_BT: Tensor) -> Tensor:

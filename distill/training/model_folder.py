@@ -103,6 +103,6 @@ def tokenizer_notes(tokenizer: Any, config: Any) -> list[str]:
         if (count := len(set(cased) - special)) > len(words) // 1000:
             result.append(
                 f"its tokenizer lower-cases text, so that it never finds {count:,} of {len(words):,} tokens, which "
-                "have capital letters: do_lower_case in tokenizer_config.json may be wrong"
+                "have capital letters: do_lower_case in one of its files may be wrong"
             )
     return result

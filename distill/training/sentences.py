@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers.normalizers import Lowercase, Sequence
 from transformers.utils import cached_file
 
 from distill.tasks.types.embeddings import CLS, MAX, MEAN, MEAN_SQRT, MODES
@@ -18,6 +19,10 @@ from foundation.files import read_json, write_text
 from foundation.hub import why_unreachable
 
 MODULES, TRANSFORMER = "modules.json", "sentence_bert_config.json"
+# The other names that the settings of the Transformer module have had.
+FORMER = [
+    f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
 PROMPTS = "config_sentence_transformers.json"
 # The modules that all sentence encoders begin with.
 KINDS = ["Transformer", "Pooling"]
@@ -79,7 +84,7 @@ def pooling_of(source: str) -> dict[str, Any]:
         source: a folder, or a name on the hub.
 
     Raises:
-        SentencesError: it is no sentence encoder, or pools in another way.
+        SentencesError: it is no sentence encoder, or pools in another way, such as without the tokens of its prompts.
     """
     folder = files_of(source)
     modules = _modules(folder)
@@ -97,13 +102,43 @@ def pooling_of(source: str) -> dict[str, Any]:
     mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
     if mode not in MODES:
         raise SentencesError(f"the model {source!r}: pooling {shortened(mode)} is not one of {', '.join(MODES)}")
+    if described.get("include_prompt") is False and (prompts := list(filter(None, _prompts(folder).values()))):
+        raise SentencesError(
+            f"the model {source!r} leaves the tokens of prompts such as {shortened(prompts[0])} out of its vectors, "
+            f"which is not supported: for texts without prompts, remove them from its {PROMPTS}"
+        )
     return {"mode": mode, "normalize": kinds[2:3] == ["Normalize"]}
+
+
+def check_prompt(source: str) -> None:
+    """Raise SentencesError if sentence-transformers puts a prompt before texts for which none is asked."""
+    folder = files_of(source)
+    if prompt := _prompts(folder).get(_stored(folder / PROMPTS).get("default_prompt_name")):
+        raise SentencesError(
+            f"the model {source!r} puts {shortened(prompt)} before every text, as default_prompt_name in its {PROMPTS} "
+            "says: put it into your texts, and set default_prompt_name to null there; the student may have it again"
+        )
+
+
+def lower_cases(source: str) -> bool:
+    """Whether sentence-transformers lower-cases the texts of this model, whatever its tokenizer does."""
+    return is_sentence_encoder(source) and bool(_transformer(files_of(source)).get("do_lower_case"))
+
+
+def lower_case(tokenizer: Any) -> None:
+    """Let a tokenizer lower-case texts first, as sentence-transformers does. Many types of tokenizers forget it when
+    they are saved and loaded.
+    """
+    former = tokenizer.backend_tokenizer.normalizer
+    several = isinstance(former, Sequence)
+    steps = [*former] if several else [] if former is None else [former]
+    if not any(isinstance(step, Lowercase) for step in steps):
+        tokenizer.backend_tokenizer.normalizer = Sequence([Lowercase(), *steps])
 
 
 def prompts_of(source: str) -> tuple[str, str]:
     """What stands before queries and before passages."""
-    file = files_of(source) / PROMPTS
-    prompts = (read_json(file).get("prompts") or {}) if file.is_file() else {}
+    prompts = _prompts(files_of(source))
     passage = next((prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name)), "")
     return prompts.get("query") or "", passage
 
@@ -132,7 +167,7 @@ def copy_modules(source: str, out: Path) -> None:
             if (file := out / path / "config.json").is_file():
                 _write(file, _older(kind, read_json(file)))
     _write(out / MODULES, modules)
-    stored = _stored(folder / TRANSFORMER)
+    stored = _transformer(folder)
     # Newer versions of sentence-transformers keep the length with the tokenizer.
     length = stored.get("max_seq_length") or _stored(folder / "tokenizer_config.json").get("model_max_length")
     settings = {"max_seq_length": length, "do_lower_case": stored.get("do_lower_case", False)}
@@ -151,6 +186,15 @@ def read_modules(folder: Path) -> dict[str, bytes]:
 
 def _stored(file: Path) -> dict[str, Any]:
     return dict(read_json(file)) if file.is_file() else {}
+
+
+def _transformer(folder: Path) -> dict[str, Any]:
+    """The settings of the Transformer module."""
+    return next(filter(None, (_stored(folder / name) for name in (TRANSFORMER, *FORMER))), {})
+
+
+def _prompts(folder: Path) -> dict[Any, str]:
+    return _stored(folder / PROMPTS).get("prompts") or {}
 
 
 def _older(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from distill.tasks.types import (
 from distill.tasks.types.embeddings import POOLING
 from distill.training.model_folder import tokenizer_notes, unsupported, unused, why_unreadable
 from distill.training.reranker import keep_activation
-from distill.training.sentences import is_sentence_encoder, pooling_of
+from distill.training.sentences import is_sentence_encoder, lower_case, lower_cases, pooling_of
 from distill.training.weights import UNREADABLE, WeightsError, check_config, load_weights
 from foundation.errors import UserError, reason, shortened, warn_once
 from foundation.files import files_of_model, fingerprint
@@ -136,8 +136,11 @@ def _add_described(source: str) -> None:
         )
 
 
-def load_tokenizer(source: str) -> Any:
+def load_tokenizer(source: str, task_type: str | None = None) -> Any:
     """Load the fast tokenizer of a checkpoint.
+
+    Args:
+        task_type: for sentence vectors, texts are lower-cased if sentence-transformers does that.
 
     Raises:
         TeacherError: as `load_config`, or there is no tokenizer.
@@ -160,6 +163,8 @@ def load_tokenizer(source: str) -> Any:
             f"the tokenizer of the model {source!r} has no padding token: set pad_token in its tokenizer_config.json, "
             "for example to [PAD]"
         )
+    if task_type == EMBEDDINGS and lower_cases(locate(source)):
+        lower_case(tokenizer)
     for note in tokenizer_notes(tokenizer, config):
         warn_once(f"the model {source!r}: {note}")
     # Some are saved without it, and then nothing cuts texts for a pipeline.

@@ -177,7 +177,7 @@ def _logits(
     source: str, texts: Sequence[str], pairs: Sequence[str] | None, most: int, accelerator: Accelerator, task_type: str
 ) -> np.ndarray:
     """The outputs of a model for texts, or pairs of them, which are cut to `most` tokens and to its positions."""
-    model, tokenizer = load_model(source, (), task_type, new_head=False), load_tokenizer(source)
+    model, tokenizer = load_model(source, (), task_type, new_head=False), load_tokenizer(source, task_type)
     length = min(most, family_of(model).positions(model.config))
     rows = encode_sentences(tokenizer, texts, pairs, length, task_type=task_type)
     return rows_logits(model, rows, tokenizer.pad_token_id, accelerator)

@@ -95,7 +95,7 @@ def load_checkpoint(folder: Path, labels: Sequence[str] = ()) -> Checkpoint:
     checkpoint = Checkpoint(
         folder,
         model.eval(),
-        load_tokenizer(source),
+        load_tokenizer(source, head.name),
         Architecture.load(files[ARCHITECTURE]) if ARCHITECTURE in files else None,
         load_config(str(files[CONFIG])) if CONFIG in files else None,
         metrics if "task" in metrics else None,

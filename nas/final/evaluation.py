@@ -105,7 +105,7 @@ def model_and_dev_set(
     """
     data = with_classes_of(data, outputs_of(load_config(folder, students=True)), all_of_them=True)
     model = load_model(folder, data.task.labels, data.task.task_type, new_head=False)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, data.task.task_type)
     check_vocabulary(folder, model.config, tokenizer)
     return model, tokenizer, encoded_split(config, data.task, data.dev, tokenizer, model, folder, accelerator)
 

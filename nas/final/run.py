@@ -23,7 +23,7 @@ from distill.training.progress import Progress, ProgressCallback, silence_transf
 from distill.training.reranker import make_reranker
 from distill.training.run import TEACHER, write_into
 from distill.training.sentences import copy_modules
-from distill.training.teacher import locate, outputs_of
+from distill.training.teacher import load_tokenizer, locate, outputs_of
 from foundation.files import read_json, save_pretrained, write_text
 from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.trained import TrainedEvaluator
@@ -231,7 +231,8 @@ def measured(
         data = read(of_task, cache(embedded_corpus))
         student = models[STUDENT]
         data = with_classes_of(data, outputs_of(student.config), all_of_them=True)
-        other = encoded_split(of_task, data.task, data.dev, evaluator.tokenizer, student, str(final.out), accelerator)
+        tokenizer = load_tokenizer(final.config.teacher, data.task.task_type)
+        other = encoded_split(of_task, data.task, data.dev, tokenizer, student, str(final.out), accelerator)
         contributions = {model: other.contributions(trained, accelerator) for model, trained in models.items()}
         also[name] = {"metrics": data.task.metrics, "models": scores(data.task, contributions, TEACHER)}
     return {

@@ -120,9 +120,9 @@ def size_limits(config: StudyConfig, base: Base, num_labels: int, head: cost.Hea
     ranks = [Embedding(rank) for rank in config.space.genes().get("rank", (None,))]
     taken, in_int8 = (min(embedding_bytes(base, part, form) for part in ranks) for form in (runtime, INT8))
     if taken >= maximum:
-        smaller = "" if runtime == INT8 else f", or use --runtime {INT8} ({limit.in_words(in_int8)})"
+        smaller = "" if runtime == INT8 else f", or use --runtime {INT8} ({limit.rounded_up(in_int8)})"
         raise ConfigError(
-            f"space.max_size: the embeddings alone take {limit.in_words(taken)} of {limit.in_words(maximum)} "
+            f"space.max_size: the embeddings alone take {limit.rounded_up(taken)} of {limit.in_words(maximum)} "
             f"({base.vocabulary:,} tokens, runtime {runtime}): raise it, take a teacher or base with a smaller "
             "vocabulary (python -m supernet.cut_vocabulary makes one of a teacher), search smaller ranks "
             f"(space.ranks){smaller}"

@@ -38,7 +38,7 @@ def calibration_entry(
     load = one_shot or (lambda: load_supernet(config, folders, supernet))
     source = [supernet.name] if one_shot is None else ["one-shot", supernet.name]
     if one_shot is None and config.base == "teacher" and not is_independent_of_task(config):
-        load, source = lambda: from_teacher(load_teacher(config, folders), stack=1), [config.mixed_precision]
+        load, source = lambda: from_teacher(load_teacher(config, folders), stack=1), [context.precision]
     count, seed, attentions = config.supernet.calibration_rows, config.seed, config.space.varies_heads
 
     def make(path: Path, state: Path) -> None:

@@ -40,6 +40,7 @@ class PreparationContext:
         corpus: returns the text of this installation, which is read only once.
         data_key: the cache key of the encoded rows.
         teacher_key: the cache key of the fine-tuned teacher.
+        precision: "bf16" or "no", in which all is made; also where the configuration has "auto".
         known: see `preparation_context`.
         outputs: whether to prepare the teacher's outputs, which only the training of candidates needs.
         texts: the tables of the trainings whose text is prepared if they learn from text.
@@ -54,6 +55,7 @@ class PreparationContext:
     corpus: Callable[[], Corpus]
     data_key: str
     teacher_key: str
+    precision: str
     known: bool = True
     outputs: bool = True
     texts: tuple[str, ...] = TEXTS
@@ -77,13 +79,19 @@ class PreparationContext:
 
 
 def preparation_context(
-    config: StudyConfig, device: str = "auto", on_progress: ProgressCallback = ignore_progress, *, known: bool = True
+    config: StudyConfig,
+    device: str = "auto",
+    on_progress: ProgressCallback = ignore_progress,
+    *,
+    known: bool = True,
+    precision: str | None = None,
 ) -> PreparationContext:
     """Create the context of a configuration. Of the data set, only what its cache key needs is read.
 
     Args:
         known: whether the data set and the text are on this machine. Otherwise they are not read, and the paths in the
             cache that depend on them do not exist.
+        precision: that of what is sought in the cache, if it was made on another device; None: this device's.
 
     Raises:
         ConfigError, distill.training.teacher.TeacherError: rows or tokenizer cannot be read, or the processes of this
@@ -92,7 +100,9 @@ def preparation_context(
     """
     cache = cache_folder()
     refuse_earlier_format(cache)
-    accelerator, tokenizer = make_accelerator(device, config.mixed_precision), load_tokenizer(config.teacher)
+    accelerator = make_accelerator(device, config.mixed_precision)
+    tokenizer = load_tokenizer(config.teacher, data.task_type_of(config, config.task).name)
+    precision = precision or str(accelerator.mixed_precision)
     check_shared(cache, accelerator)
 
     @once
@@ -111,7 +121,7 @@ def preparation_context(
         config.search_fraction if config.search_rows == "random" else [config.search_fraction, config.search_rows],
         config.finetune.steps == 0,  # whose classes the rows have
         *([] if config.long_texts == CUT else [config.long_texts]),
-        *([config.mixed_precision] if data.labelled_by_teacher(config) else []),
+        *([precision] if data.labelled_by_teacher(config) else []),
     )
     return PreparationContext(
         config=config,
@@ -122,5 +132,6 @@ def preparation_context(
         corpus=corpus,
         data_key=data_key,
         known=known,
-        teacher_key=fingerprint(data_key, config.finetune.model_dump(), config.seed, config.mixed_precision),
+        teacher_key=fingerprint(data_key, config.finetune.model_dump(), config.seed, precision),
+        precision=precision,
     )

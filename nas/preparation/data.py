@@ -24,7 +24,7 @@ from distill.tasks.text import load_text
 from distill.tasks.types import CLASSIFICATION, EMBEDDINGS, MULTI_LABEL, REGRESSION, TaskType, encode, get_task_type
 from distill.training.evaluation import rows_logits
 from distill.training.reranker import check_reranker
-from distill.training.sentences import pooling_of
+from distill.training.sentences import check_prompt, lower_cases, pooling_of
 from distill.training.teacher import check_positions, load_config, load_model, locate, outputs_of
 from foundation.errors import UserError
 from foundation.files import fingerprint
@@ -189,9 +189,10 @@ def rows_key(config: StudyConfig, corpus: Callable[[], Corpus]) -> str:
         if name in config.rows:
             rows = config.rows[name]
             files = [Path(rows.train), Path(rows.dev)]
-            settings = [rows.model_dump(exclude={"train", "dev"})]
+            settings: list[Any] = [rows.model_dump(exclude={"train", "dev"})]
             if rows.embeddings:
                 settings.append(pooling_of(locate(config.teacher)))
+                settings += ["lower-cased"] if lower_cases(locate(config.teacher)) else []
             return fingerprint(READERS_VERSION, json.dumps(settings), [file.suffix for file in files], *files)
         folder = None if config.data is None else Path(config.data)
         return fingerprint(READERS_VERSION, *reader_of(name).sources(name, folder))
@@ -259,6 +260,8 @@ def encoded(
         return rows, result
     if isinstance(rows, PassageSplit):
         check_reranker(locate(config.teacher), load_config(config.teacher))
+    else:
+        check_prompt(locate(config.teacher))
     teacher = load_model(config.teacher, (), task.task_type, new_head=False)
     check_positions(config.teacher, teacher.config, int(result.lengths.max()), f"max_length {config.row_length}")
     logits_NC = rows_logits(teacher, result, tokenizer.pad_token_id, accelerator)

@@ -146,7 +146,8 @@ def _warmup_key(context: PreparationContext) -> list[Any]:
         drawn = [space.mutation_rate, space.max_height, *([] if space.draws == NEAR else [space.draws])]
     return [
         base_key,
-        config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed", "mixed_precision"}),
+        config.model_dump(mode="json", include={"dropout", "warmup", "objective", "seed"}),
+        context.precision,
         [config.space.mismatch, max(config.space.stacks), config.supernet.order, config.space.varies_heads],
         [*drawn, added_operations()] if drawn else None,
         text,

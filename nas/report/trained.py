@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from foundation.errors import UserError
+from foundation.files import read_json
 from nas.config.load import load_config
 from nas.config.schema import ConfigError
 from nas.report.figures import figure
@@ -80,13 +81,16 @@ def computed(checkpoint: Path) -> tuple[list[str], dict[str, Computed]]:
         UserError: the cache does not have the examples and the teacher, or a model cannot be loaded.
     """
     from distill.tasks.encoding import collate
+    from distill.training.layout import METRICS_FILE
     from distill.training.progress import silence_transformers
     from distill.training.teacher import load_model
     from nas.preparation.context import preparation_context
     from nas.preparation.data import TaskFolders
 
     silence_transformers()
-    context = preparation_context(load_config(str(checkpoint / "config.toml")), "cpu")
+    metrics = checkpoint / METRICS_FILE
+    precision = read_json(metrics).get("precision") if metrics.exists() else None
+    context = preparation_context(load_config(str(checkpoint / "config.toml")), "cpu", precision=precision)
     if not context.data.exists() or not context.teacher.exists():
         raise ConfigError(f"the cache {context.cache} does not have the examples and the teacher of {checkpoint}")
     folders = TaskFolders(context.data, context.teacher)

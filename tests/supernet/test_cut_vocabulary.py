@@ -26,13 +26,13 @@ from transformers import (
 from distill.__main__ import main as distill
 from distill.tasks.types import EMBEDDINGS
 from distill.training.sentences import pooling_of
-from distill.training.teacher import load_model, load_unchanged
+from distill.training.teacher import load_model, load_tokenizer, load_unchanged
 from search_spaces import FFN, GELU, Architecture, Experts
 from supernet.build import base_of_teacher
 from supernet.cut_vocabulary import main
 from supernet.student import main as student
 from tests.commands import Refused, output_elsewhere
-from tests.sentences import become_sentence_encoder
+from tests.sentences import become_sentence_encoder, leave_case_to_sentence_transformers
 from tests.supernet.tokenizers_of import byte_level, sentences, word_pieces
 from tests.tiny import CLASSES, SIZES, shaken, tokenizer
 
@@ -145,6 +145,16 @@ def test_a_sentence_encoder_stays_one(tmp_path: Path) -> None:
     before, own = AutoModel.from_pretrained(whole).eval(), AutoTokenizer.from_pretrained(whole)
     states = [of(**tokens(ALL[0], return_tensors="pt"))[0] for of, tokens in ((model, tokenizer), (before, own))]
     torch.testing.assert_close(*states)
+
+
+def test_texts_that_sentence_transformers_lower_cases(tmp_path: Path) -> None:
+    whole, out = become_sentence_encoder(saved(BertModel, tmp_path / "whole")), tmp_path / "cut"
+    leave_case_to_sentence_transformers(whole)
+    (tmp_path / "text.txt").write_text("\n".join(ALL[:20]).upper())
+    assert main([str(whole), "--corpus", str(tmp_path / "text.txt"), *SMALL, "--out", str(out)]) == 0
+    assert json.loads((out / "metrics.json").read_text())["spelled_otherwise"] == {"train": 0}
+    tokens = load_tokenizer(str(out), EMBEDDINGS).tokenize(ALL[0].upper())
+    assert tokens == AutoTokenizer.from_pretrained(whole).tokenize(ALL[0].lower()) and "tomerkomu" in tokens
 
 
 def test_a_student_with_experts_as_a_stranger_loads_it(tmp_path: Path) -> None:

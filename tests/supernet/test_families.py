@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 from transformers.dynamic_module_utils import get_relative_imports
 
@@ -157,11 +157,38 @@ def test_whole_candidates_with_their_norms_first_stay_as_they_are(name: str, acc
 @torch.no_grad()
 def test_dropout_is_set_wherever_it_is(name: str) -> None:
     config, given = copy.deepcopy(EVERY_KIND[name].config), model_inputs(EVERY_KIND[name], sentences())
-    for key in family_of(config).dropouts:
+    for key in filter(None, family_of(config).dropouts):
         setattr(config, key, 0.5)
     student = from_teacher(type(EVERY_KIND[name])(config), stack=1)
     set_dropout(student, 0.0)
     assert torch.equal(student.train()(**given).logits, student.eval()(**given).logits)
+    set_dropout(student, 0.3)
+    probabilities = dropouts(student)
+    assert {*probabilities.values()} == {0.3} and dropouts(type(student)(student.config)) == probabilities
+
+
+def dropouts(model: nn.Module) -> dict[str, float]:
+    """The probability of every dropout, which is a number in the attention of some families."""
+    result = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout):
+            result[name] = module.p
+        elif "attention_dropout" in vars(module):
+            result[name] = module.attention_dropout
+    return result
+
+
+@pytest.mark.parametrize("name", ["modernbert", "eurobert"])
+def test_dropout_is_where_the_family_has_it(name: str) -> None:
+    """A student has no more kinds of it than its teacher, but one after each FFN if these have any."""
+    config = copy.deepcopy(EVERY_KIND[name].config)
+    for key in filter(None, family_of(config).dropouts):
+        setattr(config, key, 0.5)
+    teacher = type(EVERY_KIND[name])(config)
+    own, mine = (dropouts(model) for model in (teacher, from_teacher(teacher, stack=1)))
+    in_ffns = {place for place in own if "mlp" in place}
+    assert {place for place in own if place not in in_ffns} == {place for place in mine if ".ffn." not in place}
+    assert len([place for place in mine if ".ffn." in place]) == len(in_ffns)
 
 
 def test_no_gate_starts_without_a_bias() -> None:

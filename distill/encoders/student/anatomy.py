@@ -57,6 +57,8 @@ class Family:
         adds_residuals: whether the layer itself adds the inputs of attention and FFN to what they return, and
             normalizes the sums; otherwise modules below it do.
         attention_dropout: in a layer that adds the residuals, the dropout of what the attention returns, if any.
+        output_dropout: in a layer, the dropout in the attention that is an identity if its probability is 0, if any. In
+            students it never is, so that it can be set.
         attention: in a layer, the module with the attention, and `attention_norm` its LayerNorm.
         self_attention: in a layer, the module that is passed to transformers' attention functions.
         query, key, value, output: the linear maps of the attention, in a layer.
@@ -77,7 +79,7 @@ class Family:
             -> the size, "depth" or "heads", that students have there. In a teacher several may share weights.
         activation_key: the key of the activation; `word_head_activation` says whether the head for masked words has
             that one, too.
-        dropouts: the keys of the dropout in layers, that after the FFN first.
+        dropouts: the keys of dropout, that after the FFN first, then that of the attention; None: there is none.
         head_dropout: the key of the dropout before a classifier of sentences; None: that of the layers.
         epsilon: the key of LayerNorm's epsilon, or the epsilon of all models.
         other_keys: other keys that a student takes from its teacher.
@@ -115,6 +117,7 @@ class Family:
     norm: str = "output.LayerNorm"
     adds_residuals: bool = False
     attention_dropout: str | None = None
+    output_dropout: str | None = None
     attention: str = "attention"
     attention_norm: str = "attention.output.LayerNorm"
     self_attention: str = "attention.self"
@@ -134,7 +137,7 @@ class Family:
     unshared: Mapping[str, str] = field(default_factory=dict, hash=False)
     activation_key: str = "hidden_act"
     word_head_activation: bool = True
-    dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    dropouts: tuple[str | None, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     head_dropout: str | None = "classifier_dropout"
     epsilon: str | float = "layer_norm_eps"
     other_keys: tuple[str, ...] = ()

@@ -106,7 +106,8 @@ class FFNBlock(nn.Module):
             if family.rms_norm
             else nn.LayerNorm(config.hidden_size, eps=epsilon, bias=family.norm_biases)
         )
-        self.dropout = nn.Dropout(getattr(config, family.dropouts[0]))
+        dropout = family.dropouts[0]
+        self.dropout = nn.Identity() if dropout is None else nn.Dropout(getattr(config, dropout))
 
     def normalized(self, hidden: Tensor) -> Tensor:
         """What the graph's function gets for these hidden states (..., width)."""

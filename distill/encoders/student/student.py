@@ -65,6 +65,8 @@ class StudentLayer:
             self.attention = ExpertAttention(self.attention, experts, config)
         elif config.attention_heads is not None:
             keep_heads(self, family, config.attention_heads[number], config)
+        if family.output_dropout and not self.left_out:
+            self.set_submodule(family.output_dropout, nn.Dropout(getattr(config, str(family.dropouts[1]))))
         if family.shares_position_biases and not self.left_out:
             self.get_submodule(family.self_attention).register_forward_pre_hook(
                 partial(select_position_biases, config, number)

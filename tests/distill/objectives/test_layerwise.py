@@ -6,16 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
+from distill.encoders.parts import model_inputs
 from distill.objectives import efficientbert, tinybert
-from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, of_layers
+from distill.objectives.outputs import ATTENTION_SCORES, HIDDEN_STATES, LOGITS, of_layers, run
 from distill.tasks.types import QUESTION_ANSWERING, REGRESSION, TASK_TYPES, get_task_type
 from tests.distill.objectives import references
 from tests.distill.objectives.cases import KINDS, Case, array, case, exactly, hard, mapped, reached, soft
+from tests.renamed import of_every_kind, sentences
+from tests.tiny import bert
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
 PAIRS = [(1, 2), (2, 4)]
@@ -57,6 +61,35 @@ def test_efficientbert(kind: str, lengths: tuple[int, ...], classes: int, width:
     expected = weighed(layers(given, objective.projections)) + 0.25 * soft(given, "soft_cross_entropy", 2.0)
     assert objective(*given.given).item() == exactly(expected)
     assert objective(*case(**shape, extra=3).given).item() == exactly(expected)
+
+
+@pytest.mark.parametrize("paper_compatible", [False, True])
+@torch.no_grad()
+def test_only_pairs_that_exist_in_both_layers(paper_compatible: bool) -> None:
+    """The teacher's second and fourth layer attend to tokens within two positions; of the layers that learn from them,
+    the student's first one attends to all.
+    """
+    student, teacher = (of_every_kind(bert(2, num_hidden_layers=depth))["modernbert"] for depth in (2, 4))
+    batch = sentences()
+    if paper_compatible:  # which counts padding, whose own attention is to everything
+        batch["attention_mask"].fill_(1)
+    s, t = (run(model, batch, frozenset({ATTENTION_SCORES})) for model in (student, teacher))
+    teacher.set_attn_implementation("eager")
+    weights = teacher(**model_inputs(teacher, batch), output_attentions=True).attentions
+    queries_B1T1 = batch["attention_mask"][:, None, :, None].bool()
+    errors = []
+    for m, n in PAIRS:
+        there = (weights[n - 1] > 0) & queries_B1T1  # the softmax of what is masked is 0
+        assert there[0, :, 0, 2].all() and not there[0, :, 0, 3].any()
+        a, b = (
+            scores.masked_fill((scores <= -100) & paper_compatible, 0.0)
+            for scores in (s.attention_scores[m - 1], t.attention_scores[n - 1])
+        )
+        squares = (a - b).square() * there
+        errors.append(squares.mean() if paper_compatible else squares.sum() / there.sum())
+    others = dict.fromkeys(("hidden", "embedding", "prediction"), 0.0)
+    objective = efficientbert(student.config, teacher.config, paper_compatible=paper_compatible, **others)
+    assert objective(s, t, batch).item() == exactly(float(sum(errors)))
 
 
 @pytest.mark.parametrize("paper_compatible", [False, True])

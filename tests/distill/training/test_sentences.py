@@ -9,11 +9,19 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from distill.tasks.types.embeddings import MODES
-from distill.training.sentences import SentencesError, compares_by_products, copy_modules, pooling_of, prompts_of
-from distill.training.teacher import load_model, locate
+from distill.training.sentences import (
+    SentencesError,
+    check_prompt,
+    compares_by_products,
+    copy_modules,
+    lower_case,
+    pooling_of,
+    prompts_of,
+)
+from distill.training.teacher import load_model, load_tokenizer, locate
 from tests import requirements
 from tests.nas.tiny_study import TinyStudy
-from tests.sentences import PROMPTS, save_sentence_encoder
+from tests.sentences import PROMPTS, leave_case_to_sentence_transformers, save_sentence_encoder
 
 MODULE = {"type": "sentence_transformers.models.Transformer", "path": ""}
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
@@ -43,6 +51,43 @@ def test_a_copy_is_the_same_encoder(mode: str, shared_study: TinyStudy, tmp_path
     assert loaded.max_seq_length == 24 and loaded.prompts == made.prompts
     for encode in ("encode_query", "encode_document"):
         torch.testing.assert_close(*(torch.from_numpy(getattr(model, encode)(SENTENCES)) for model in (loaded, made)))
+
+
+@pytest.mark.parametrize("file", ["sentence_bert_config.json", "sentence_roberta_config.json"])
+def test_sentence_transformers_lower_cases(file: str, shared_study: TinyStudy, tmp_path: Path) -> None:
+    """Texts of sentence vectors are tokenized as it does, also those of a copy; others as the tokenizer does."""
+    folder, out = tmp_path / "given", tmp_path / "copy"
+    save_sentence_encoder(shared_study, folder)
+    (folder / "sentence_bert_config.json").rename(folder / file)
+    leave_case_to_sentence_transformers(folder, file)
+    AutoModel.from_pretrained(folder).save_pretrained(out)
+    load_tokenizer(str(folder), "embeddings").save_pretrained(out)
+    copy_modules(str(folder), out)
+    from sentence_transformers import SentenceTransformer
+
+    for each in (folder, out):
+        given = SentenceTransformer(str(each), device="cpu").tokenizer("Moni KULE")["input_ids"]
+        tokenizer = load_tokenizer(str(each), "embeddings")
+        assert tokenizer("Moni KULE")["input_ids"] == given and tokenizer.unk_token_id not in given
+        lower_case(tokenizer)
+        assert len(tokenizer.backend_tokenizer.normalizer) == 2, "it is not done twice"
+        assert tokenizer.unk_token_id in load_tokenizer(str(each), "classification")("Moni KULE")["input_ids"]
+
+
+def test_prompts_that_are_not_supported(shared_study: TinyStudy, tmp_path: Path) -> None:
+    folder = tmp_path / "given"
+    save_sentence_encoder(shared_study, folder)
+    pooling, prompts = folder / "1_Pooling" / "config.json", folder / "config_sentence_transformers.json"
+    stored = json.loads(prompts.read_text())
+    check_prompt(str(folder))
+    prompts.write_text(json.dumps(stored | {"default_prompt_name": "query"}))
+    with pytest.raises(SentencesError, match="puts 'ba: ' before every text, as default_prompt_name in its config_sen"):
+        check_prompt(str(folder))
+    pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"include_prompt": False}))
+    with pytest.raises(SentencesError, match="leaves the tokens of prompts such as 'do: ' out of its vectors"):
+        load_model(str(folder), (), "embeddings", new_head=False)
+    prompts.write_text(json.dumps(stored | {"prompts": {"query": "", "document": ""}}))
+    load_model(str(folder), (), "embeddings", new_head=False)
 
 
 def test_the_teacher_of_the_demo() -> None:

@@ -1,6 +1,7 @@
 """`python -m nas.compress --embeddings`: from a folder of sentence-transformers to another one."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from distill.training.teacher import load_model
 from foundation.errors import UserError
 from nas.compress.command import main
 from nas.compress.python import Compressed, compress_model
-from nas.compress.retrieval import Pairs, measure_retrieval
+from nas.compress.retrieval import Pairs, measure_retrieval, pairs_of
 from nas.compress.rows import texts_of
 from nas.export.command import main as export
 from nas.onnx.model import OnnxModel
@@ -26,7 +27,7 @@ from search_spaces import Architecture, cost
 from tests import requirements
 from tests.commands import Refused, run
 from tests.nas.tiny_study import TinyStudy, corpus
-from tests.sentences import encoder, names_head, save_sentence_encoder
+from tests.sentences import encoder, leave_case_to_sentence_transformers, names_head, save_sentence_encoder
 from tests.tiny import inputs
 
 TEXTS = list(dict.fromkeys(corpus().texts))[:300]
@@ -91,6 +92,35 @@ def test_in_python(kind: str, teacher: Path, student: Path, tmp_path: Path) -> N
     assert np.array_equal(*vectors)
     again = Compressed.load(tmp_path / "saved")
     assert again.modules == result.modules and again.modules.keys() >= {"modules.json", "1_Pooling/config.json"}
+
+
+def test_sentence_transformers_lower_cases(
+    shared_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is learned and measured is what it computes for texts in capital letters."""
+    monkeypatch.setenv("FFN_NAS_CACHE", str(shared_study.cache))
+    save_sentence_encoder(shared_study, tmp_path / "given")
+    leave_case_to_sentence_transformers(tmp_path / "given")
+    texts = [text.upper() for text in TEXTS]
+    pairs = [{"query": text.split()[0], "passage": text} for text in texts[9::10]]
+    result = compress_model(tmp_path / "given", embeddings=texts, retrieval=pairs, **SETTINGS)
+    result.save(tmp_path / "student")
+    folders = [tmp_path / name for name in ("given", "student")]
+    vectors = [encoder(folder, trust_remote_code=True).encode(texts[9::10]) for folder in folders]
+    cosine = result.metrics["models"]["student"]["cosine"]["value"]
+    assert cosine == pytest.approx((vectors[0] * vectors[1]).sum(axis=1).mean(), abs=0.01)
+    measured = measure_retrieval(pairs_of(pairs), *map(str, folders), 24, make_accelerator("cpu"))
+    assert measured["teacher"]["mrr@10"]["value"] == result.metrics["retrieval"]["teacher"]["mrr@10"]["value"] > 0.2
+
+
+def test_a_default_prompt(teacher: Path, tmp_path: Path, refused: Refused) -> None:
+    shutil.copytree(teacher, tmp_path / "given")
+    file = tmp_path / "given" / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"default_prompt_name": "document"}))
+    (tmp_path / "texts").write_text("\n".join(TEXTS))
+    words = ["--embeddings", tmp_path / "texts", "--max-params", "12000", "--max-length", "24", "--device", "cpu"]
+    said = refused(main, tmp_path / "given", "--out", tmp_path / "out", *words)
+    assert "puts 'do: ' before every text, as default_prompt_name in its config_sentence_transformers.json says" in said
 
 
 def test_texts_in_memory(tmp_path: Path) -> None:

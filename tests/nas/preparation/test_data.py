@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification
 
@@ -25,13 +26,13 @@ from nas.config.schema import ConfigError, StudyConfig
 from nas.evaluation.one_shot import OneShotEvaluator
 from nas.evaluation.trained import TrainedEvaluator
 from nas.planning.budget import budgeted_space
-from nas.preparation import context as of_context
 from nas.preparation import data
 from nas.preparation.context import preparation_context
 from nas.preparation.data import TaskFolders
 from nas.preparation.one_shot import WEIGHTS, prepare_one_shot
 from nas.preparation.phases import TrainingPhase, training_phase
 from nas.preparation.prepare import prepare
+from nas.preparation.supernet import encoder_path, supernet_path
 from nas.preparation.teacher import prepare_data
 from nas.preparation.workspace import OneShotWorkspace
 from nas.search.options import overrides, parser
@@ -185,10 +186,12 @@ def keys(config: StudyConfig) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "reranking", None])
-def test_rows_with_the_teachers_outputs_depend_on_the_precision(
+def test_what_is_computed_depends_on_the_precision(
     tiny_study: TinyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
 ) -> None:
-    """The vectors or scores that the teacher computes in bfloat16 are not those of a study in float32."""
+    """Also if it is the device's: what one with bfloat16 has made is not used on one without. Rows depend on it if they
+    have the teacher's vectors or scores.
+    """
     changes: dict[str, Any] = {}
     if kind is not None:
         save = {"embeddings": save_sentence_encoder, "reranking": save_reranker}[kind]
@@ -197,10 +200,15 @@ def test_rows_with_the_teachers_outputs_depend_on_the_precision(
         files = rows.table(tmp_path)
         changes = {"teacher": str(tmp_path / "teacher"), "tasks": ["mine"], "rows": {"mine": files | columns}}
     preset = str(study(tiny_study, tmp_path / "rows", "rows", **changes))
-    accelerator = make_accelerator("cpu")  # a process has one precision
-    monkeypatch.setattr(of_context, "make_accelerator", lambda *_: accelerator)
-    data_keys = {keys(load_config(preset, {"mixed_precision": precision}))[0] for precision in ("no", "bf16")}
-    assert len(data_keys) == (1 if kind is None else 2)
+    contexts = []
+    for precision in ("no", "bf16"):
+        monkeypatch.setattr(Accelerator, "mixed_precision", precision)
+        contexts.append(preparation_context(load_config(preset), "cpu"))
+    assert len({context.data_key for context in contexts}) == (1 if kind is None else 2)
+    for path in (supernet_path, encoder_path):
+        assert path(contexts[0]) != path(contexts[1])
+    assert contexts[0].teacher != contexts[1].teacher
+    assert preparation_context(load_config(preset), "cpu", precision="no").teacher == contexts[0].teacher
 
 
 def test_the_fraction_that_is_held_out(tiny_study: TinyStudy, tmp_path: Path) -> None:

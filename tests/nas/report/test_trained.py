@@ -33,15 +33,17 @@ from tests.tiny import BASE, SIZES, batch, bert, shaken
 
 
 def test_figures_7_and_8(tiny_study: TinyStudy, tmp_path: Path) -> None:
-    """They show transformers' own attention and what comes out of the modules, for the first sentence."""
+    """They show transformers' own attention and what comes out of the modules, for the first sentence, and for the
+    teacher of the training, in whatever precision that was.
+    """
     config = load_config(str(study(tiny_study, tmp_path, "rows", seed=77)))
-    context, checkpoint = preparation_context(config, "cpu"), tmp_path / "final"
+    context, checkpoint = preparation_context(config, "cpu", precision="bf16"), tmp_path / "final"
     size = BertConfig.from_pretrained(tiny_study.teacher, num_labels=3)
     base, graph = base_of_teacher(size)
     student = build(Architecture.uniform(base, graph=graph, expansion=Fraction(1, 2)), num_labels=3, template=size)
     save_pretrained(checkpoint, shaken(student, 1), context.tokenizer)
     (checkpoint / "config.toml").write_text(config.to_toml())
-    (checkpoint / "metrics.json").write_text('{"metrics": [], "models": {}, "dev_rows": 0}')
+    (checkpoint / "metrics.json").write_text('{"metrics": [], "models": {}, "dev_rows": 0, "precision": "bf16"}')
     (reason,) = trained(checkpoint).parts
     assert "left out: the cache" in str(reason)
     prepare_data(context)
