@@ -19,10 +19,8 @@ from foundation.files import read_json, write_text
 from foundation.hub import why_unreachable
 
 MODULES, TRANSFORMER = "modules.json", "sentence_bert_config.json"
-# The other names that the settings of the Transformer module have had.
-FORMER = [
-    f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-]
+# The names that the settings of the Transformer module have had, one for every type of encoder.
+FORMER = "sentence_*_config.json"
 PROMPTS = "config_sentence_transformers.json"
 # The modules that all sentence encoders begin with.
 KINDS = ["Transformer", "Pooling"]
@@ -190,7 +188,8 @@ def _stored(file: Path) -> dict[str, Any]:
 
 def _transformer(folder: Path) -> dict[str, Any]:
     """The settings of the Transformer module."""
-    return next(filter(None, (_stored(folder / name) for name in (TRANSFORMER, *FORMER))), {})
+    files = (folder / TRANSFORMER, *sorted(folder.glob(FORMER)))
+    return next(filter(None, map(_stored, files)), {})
 
 
 def _prompts(folder: Path) -> dict[Any, str]:
