@@ -50,15 +50,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    before = sum(os.times()[:4])
+    most, before = MOST_SECONDS, sum(os.times()[:4])
     yield
-    if not item.get_closest_marker("slow"):
-        item.user_properties.append((PROCESSOR_SECONDS, sum(os.times()[:4]) - before))
+    seconds = sum(os.times()[:4]) - before
+    if seconds > most and not item.get_closest_marker("slow"):
+        item.user_properties.append((PROCESSOR_SECONDS, seconds))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("passed", []):
-        seconds = dict(report.user_properties).get(PROCESSOR_SECONDS, 0.0)
-        if seconds > MOST_SECONDS:
+        if seconds := dict(report.user_properties).get(PROCESSOR_SECONDS):
             line = f"{report.nodeid} took {seconds:.0f} seconds of processor time: mark it slow, or make it faster"
             terminalreporter.write_line(line, yellow=True)

@@ -53,6 +53,7 @@ def test_a_fast_test_that_is_slow(
 ) -> None:
     """Also if another process does its work."""
     monkeypatch.setattr(slow_thirds, "MOST_SECONDS", 0.05)
+    pytester.makeconftest("from tests import slow_thirds\n\nslow_thirds.MOST_SECONDS = 0.05")  # in workers
     pytester.makeini(CONFIGURATION)
     work = "import subprocess, sys\n    subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
     pytester.makepyfile(f"import pytest\n\n{mark}\ndef test_it():\n    {work}")
