@@ -11,8 +11,8 @@ published methods for each supernet, on the same rows; their standard errors cov
 supernets. What the file of raw numbers has already is not measured again.
 
 With --latency, a budget is an n-th of the teacher's latency in the preset's `deployment`, by the table of latencies,
-and models are scored in that runtime. The published methods, which take a budget of MACs, are then run a few times for
-the largest one whose result fits, and the MILP allocation has the sizes of the preset.
+and models are scored in that runtime. The published methods, which take a budget of MACs, are then run a few times
+with a tenth of their rows for the largest one whose result fits, and the MILP allocation has the sizes of the preset.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -22,7 +22,7 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import product
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -57,9 +57,11 @@ OURS = "compensated, "
 # How finely the MILP allocation divides the channels of a layer. As predicted losses end with the space's largest
 # expansion, the preset's may be too few for mild budgets.
 PARTS = 64
-# The most runs of a published method for a budget of latency, and the share of the budget from which it stops early.
-TRIES, USED = 4, 0.97
+# For a budget of latency: the most runs of a published method, the share of the budget from which it stops early, and
+# the part of its batches in all runs but the last.
+TRIES, USED, PART = 4, 0.97, 10
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 def methods_of(config: StudyConfig) -> list[str]:
@@ -143,19 +145,28 @@ class Pruned:
             evaluator.accelerator.autocast,
         )
 
-        def pruned(budget: int) -> tuple[PreTrainedModel, Architecture]:
+        def pruned(budget: int, teacher: Teacher = teacher) -> tuple[PreTrainedModel, Architecture]:
             model = PUBLISHED[method](teacher, budget)
             return model, units_of(model).architecture(base, graph)
 
         if limit.name == "macs":
             return pruned(limit.maximum)
+        fewer_batches = replace(teacher, batches=teacher.batches[::PART])
         whole = Architecture.uniform(base, graph)
         least = Layer(
             Attention(1) if HEADS in teacher.units else whole.layers[0].attention,
             FFN(graph, expansion=Fraction(1, base.inner)),
         )
-        smallest = replace(whole, layers=(least,) * base.depth)
-        return largest_within(limit, [(macs(one, teacher.tokens), one) for one in (smallest, whole)], pruned)
+        smallest, largest = (
+            (macs(one, teacher.tokens), one) for one in (replace(whole, layers=(least,) * base.depth), whole)
+        )
+        budget, _ = largest_within(
+            limit, (smallest, largest), lambda budget: (budget, pruned(budget, fewer_batches)[1])
+        )
+        model, architecture = pruned(budget)
+        if limit.total(architecture) <= limit.maximum:
+            return model, architecture
+        return largest_within(limit, (smallest, (budget, architecture)), pruned)
 
     def ours(self, method: str, limit: Limit) -> tuple[PreTrainedModel, Architecture]:
         """A compensated allocation."""
@@ -185,15 +196,13 @@ class Pruned:
 
 
 def largest_within(
-    limit: Limit,
-    ends: Sequence[tuple[int, Architecture]],
-    pruned: Callable[[int], tuple[PreTrainedModel, Architecture]],
-) -> tuple[PreTrainedModel, Architecture]:
+    limit: Limit, ends: Sequence[tuple[int, Architecture]], pruned: Callable[[int], tuple[T, Architecture]]
+) -> tuple[T, Architecture]:
     """The largest within a limit of what a method makes of up to `TRIES` numbers of MACs, by false position.
 
     Args:
         ends: the smallest and the largest that it can make, and their MACs.
-        pruned: makes a model of at most so many MACs.
+        pruned: makes something of at most so many MACs; returns it and its architecture.
 
     Raises:
         BenchmarkError: it makes nothing within the limit.

@@ -107,9 +107,9 @@ def test_the_largest_within_a_latency(maximum: int, power: float) -> None:
     def latency(base: Base, layer: Layer) -> int:
         return int(1000 * (layer.ffn.inner(base) / 1000) ** power)
 
-    def pruned(channels: int) -> tuple[PreTrainedModel, Architecture]:
+    def pruned(channels: int) -> tuple[int, Architecture]:
         tried.append(channels)
-        return bert(), Architecture.uniform(base, expansion=Fraction(channels, 1000))
+        return channels, Architecture.uniform(base, expansion=Fraction(channels, 1000))
 
     limit = Limit("latency", 100, latency, maximum)
     ends = [(channels, Architecture.uniform(base, expansion=Fraction(channels, 1000))) for channels in (1, 1000)]
