@@ -19,11 +19,14 @@ from nas.compress.command import OWN, PRESET
 from nas.compress.retrieval import pairs_of, retrieval_table
 from nas.compress.rows import texts_of, write_texts
 from nas.compress.run import CompressRun, compress
-from nas.config.load import load_config
+from nas.config.load import Given, load_config
 from nas.export.hub import NOT_THERE, Publication
 from nas.export.run import publish
 from nas.report.drawing import svg
 from search_spaces.architecture import Architecture
+
+# The arguments of `compress_model` that are called otherwise in a configuration.
+ARGUMENTS = {"finetune.steps": "finetune_teacher", "pretrain.steps": "pretrain_steps"}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -91,6 +94,7 @@ def compress_model(
     multi_label: bool = False,
     threshold: float = THRESHOLD,
     class_weights: str | Mapping[str, float] | None = None,
+    metric: str | None = None,
     max_latency: str | None = None,
     max_params: int | None = None,
     max_size: str | None = None,
@@ -124,6 +128,7 @@ def compress_model(
         reranking: whether the model is a reranker, of which the student learns the scores of `text`, a query, and
             `pair`, a passage. Rows need no labels; without `dev`, every tenth query is held out.
         class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
+        metric: the score, such as "f1_macro"; None: accuracy, Spearman's correlation, or "f1_micro" with lists.
         max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's; without any limit "1/3x".
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
@@ -139,8 +144,9 @@ def compress_model(
     """
     given = {"train": train, "unlabeled": unlabeled, "embeddings": embeddings}
     kinds = {"regression": regression, "reranking": reranking, "multi_label": multi_label}
-    columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, "class_weights": class_weights}
-    of_train = {"dev": dev, "pair": pair, "class_weights": class_weights, "finetune_teacher": finetune_teacher}
+    scored = {"class_weights": class_weights, "metric": metric}
+    columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, **scored}
+    of_train = {"dev": dev, "pair": pair, **scored, "finetune_teacher": finetune_teacher}
     _check(given, columns, **of_train, **kinds, retrieval=None if reranking else retrieval)
     settings = _budget(max_latency, max_params, max_size, runtime, threads) | {"max_length": max_length, "seed": seed}
     settings |= _training(steps, learning_rate, finetune_teacher, pretrain_steps, corpus) | {"long_texts": long_texts}
@@ -148,7 +154,10 @@ def compress_model(
         source = source_of(model, tokenizer, folder / "model")
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))
         preset = f"{PRESET}-embeddings" if embeddings is not None else f"{PRESET}-reranking" if reranking else PRESET
-        config = load_config(preset, settings | {"teacher": source, "tasks": [OWN], "rows": {OWN: rows}})
+        named = {
+            place: Given(f"--{ARGUMENTS.get(place, place.rpartition('.')[2])}", settings[place]) for place in settings
+        }
+        config = load_config(preset, named | {"teacher": source, "tasks": [OWN], "rows": {OWN: rows}})
         pairs = None if retrieval is None else pairs_of(retrieval, ranked=reranking)
         run = CompressRun(config=config, out=folder / "student", uniform=uniform, pairs=pairs, device=device)
         if compress(run, on_progress, warnings.warn) is None:
