@@ -148,12 +148,7 @@ def distil(
         options.train, options.dev = write_splits(
             folder, train, dev, (*texts, label), by=texts, classes=None if regression else label
         )
-        if not isinstance(settings, Mapping | None):
-            raise UserError(f"settings: must be a mapping of names to values, not {shortened(settings)}")
-        try:
-            chosen = class_weights_of(class_weights)
-        except ValueError as error:
-            raise UserError(f"class_weights: {error}") from None
+        chosen = _checked(settings, class_weights)
         options.set = [f"{name}={value}" for name, value in (settings or {}).items()]
         columns = {"text": text, "pair": pair, "label": label, "regression": regression, "multi_label": multi_label}
         weights = {"threshold": threshold, "class_weights": chosen, "metric": metric}
@@ -166,3 +161,13 @@ def distil(
         result = Distilled.load(out)
     # The options name what was in memory as files, which are gone.
     return replace(result, metrics={name: value for name, value in result.metrics.items() if name != "options"})
+
+
+def _checked(settings: Any, class_weights: Any) -> str | dict[str, float] | None:
+    """The class weights. Raises UserError unless they and the settings of the objective have their types."""
+    if not isinstance(settings, Mapping | None):
+        raise UserError(f"settings: must be a mapping of names to values, not {shortened(settings)}")
+    try:
+        return class_weights_of(class_weights)
+    except ValueError as error:
+        raise UserError(f"class_weights: {error}") from None

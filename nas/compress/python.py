@@ -20,6 +20,7 @@ from nas.compress.retrieval import pairs_of, retrieval_table
 from nas.compress.rows import texts_of, write_texts
 from nas.compress.run import CompressRun, compress
 from nas.config.load import Given, load_config
+from nas.config.schema import StudyConfig
 from nas.export.hub import NOT_THERE, Publication
 from nas.export.run import publish
 from nas.report.drawing import svg
@@ -127,8 +128,8 @@ def compress_model(
         regression, multi_label: whether the labels are numbers, or lists of classes, predicted from the `threshold` on.
         reranking: whether the model is a reranker, of which the student learns the scores of `text`, a query, and
             `pair`, a passage. Rows need no labels; without `dev`, every tenth query is held out.
-        class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
-        metric: the score, such as "f1_macro"; None: accuracy, Spearman's correlation, or "f1_micro" with lists.
+        class_weights, metric: weights of classes in the loss with labels, "balanced" or by their names, 1 for others;
+            and the score, such as "f1_macro" (None: accuracy, Spearman's correlation, or "f1_micro" with lists).
         max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's; without any limit "1/3x".
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
@@ -144,25 +145,33 @@ def compress_model(
     """
     given = {"train": train, "unlabeled": unlabeled, "embeddings": embeddings}
     kinds = {"regression": regression, "reranking": reranking, "multi_label": multi_label}
-    scored = {"class_weights": class_weights, "metric": metric}
-    columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, **scored}
-    of_train = {"dev": dev, "pair": pair, **scored, "finetune_teacher": finetune_teacher}
-    _check(given, columns, **of_train, **kinds, retrieval=None if reranking else retrieval)
+    scored = {"pair": pair, "class_weights": class_weights, "metric": metric}
+    columns = {"text": text, "label": label, "threshold": threshold, **scored}
+    others = {"dev": dev, "finetune_teacher": finetune_teacher, "retrieval": None if reranking else retrieval}
+    _check(given, columns, **others, **scored, **kinds)
     settings = _budget(max_latency, max_params, max_size, runtime, threads) | {"max_length": max_length, "seed": seed}
     settings |= _training(steps, learning_rate, finetune_teacher, pretrain_steps, corpus) | {"long_texts": long_texts}
     with memory_folder("model", held_out=dev is None) as folder:
         source = source_of(model, tokenizer, folder / "model")
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))
-        preset = f"{PRESET}-embeddings" if embeddings is not None else f"{PRESET}-reranking" if reranking else PRESET
-        named = {
-            place: Given(f"--{ARGUMENTS.get(place, place.rpartition('.')[2])}", settings[place]) for place in settings
-        }
-        config = load_config(preset, named | {"teacher": source, "tasks": [OWN], "rows": {OWN: rows}})
+        kind = "embeddings" if embeddings is not None else "reranking" if reranking else None
+        config = _config(kind, settings, {"teacher": source, "tasks": [OWN], "rows": {OWN: rows}})
         pairs = None if retrieval is None else pairs_of(retrieval, ranked=reranking)
-        run = CompressRun(config=config, out=folder / "student", uniform=uniform, pairs=pairs, device=device)
-        if compress(run, on_progress, warnings.warn) is None:
-            raise UserError("only the first of several processes has a result")
-        return Compressed.load(run.out)
+        made = {"out": folder / "student", "uniform": uniform, "pairs": pairs, "device": device}
+        return _compressed(CompressRun(config=config, **made), on_progress)
+
+
+def _compressed(run: CompressRun, on_progress: ProgressCallback) -> Compressed:
+    if compress(run, on_progress, warnings.warn) is None:
+        raise UserError("only the first of several processes has a result")
+    return Compressed.load(run.out)
+
+
+def _config(of: str | None, settings: Mapping[str, Any], values: Mapping[str, Any]) -> StudyConfig:
+    """The configuration of the preset `of` embeddings or reranking; messages name the arguments of `settings`."""
+    named = {place: ARGUMENTS.get(place, place.rpartition(".")[2]) for place in settings}
+    given = {place: Given(f"--{name}", settings[place]) for place, name in named.items()}
+    return load_config(PRESET if of is None else f"{PRESET}-{of}", given | values)
 
 
 def _budget(
