@@ -128,8 +128,7 @@ def compress_model(
         regression, multi_label: whether the labels are numbers, or lists of classes, predicted from the `threshold` on.
         reranking: whether the model is a reranker, of which the student learns the scores of `text`, a query, and
             `pair`, a passage. Rows need no labels; without `dev`, every tenth query is held out.
-        class_weights, metric: weights of classes in the loss with labels, "balanced" or by their names, 1 for others;
-            and the score, such as "f1_macro" (None: accuracy, Spearman's correlation, or "f1_micro" with lists).
+        class_weights, metric: see `distil`.
         max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's; without any limit "1/3x".
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
@@ -138,7 +137,7 @@ def compress_model(
         pretrain_steps, corpus: steps on text first, and its files, folders or hub data sets; None: the embedded text.
         finetune_teacher: steps to train the teacher first, if its head is not trained.
         max_length, long_texts: tokens of a row, and what is read of longer texts: "cut", "head_tail" or "windows".
-        on_progress: called with the current piece of work and the fraction of it that is done.
+        on_progress: called with the current work and the fraction of it that is done.
 
     Raises:
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
@@ -147,8 +146,8 @@ def compress_model(
     kinds = {"regression": regression, "reranking": reranking, "multi_label": multi_label}
     scored = {"pair": pair, "class_weights": class_weights, "metric": metric}
     columns = {"text": text, "label": label, "threshold": threshold, **scored}
-    others = {"dev": dev, "finetune_teacher": finetune_teacher, "retrieval": None if reranking else retrieval}
-    _check(given, columns, **others, **scored, **kinds)
+    others = scored | {"dev": dev, "finetune_teacher": finetune_teacher}
+    _check(given, columns, **others, **kinds, retrieval=None if reranking else retrieval)
     settings = _budget(max_latency, max_params, max_size, runtime, threads) | {"max_length": max_length, "seed": seed}
     settings |= _training(steps, learning_rate, finetune_teacher, pretrain_steps, corpus) | {"long_texts": long_texts}
     with memory_folder("model", held_out=dev is None) as folder:
@@ -156,8 +155,8 @@ def compress_model(
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))
         kind = "embeddings" if embeddings is not None else "reranking" if reranking else None
         config = _config(kind, settings, {"teacher": source, "tasks": [OWN], "rows": {OWN: rows}})
-        pairs = None if retrieval is None else pairs_of(retrieval, ranked=reranking)
-        made = {"out": folder / "student", "uniform": uniform, "pairs": pairs, "device": device}
+        made: dict[str, Any] = {"out": folder / "student", "uniform": uniform, "device": device}
+        made["pairs"] = None if retrieval is None else pairs_of(retrieval, ranked=reranking)
         return _compressed(CompressRun(config=config, **made), on_progress)
 
 
@@ -170,8 +169,8 @@ def _compressed(run: CompressRun, on_progress: ProgressCallback) -> Compressed:
 def _config(of: str | None, settings: Mapping[str, Any], values: Mapping[str, Any]) -> StudyConfig:
     """The configuration of the preset `of` embeddings or reranking; messages name the arguments of `settings`."""
     named = {place: ARGUMENTS.get(place, place.rpartition(".")[2]) for place in settings}
-    given = {place: Given(f"--{name}", settings[place]) for place, name in named.items()}
-    return load_config(PRESET if of is None else f"{PRESET}-{of}", given | values)
+    given: dict[str, Any] = {place: Given(f"--{name}", settings[place]) for place, name in named.items()}
+    return load_config(PRESET if of is None else f"{PRESET}-{of}", given | dict(values))
 
 
 def _budget(
