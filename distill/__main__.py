@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 # Slow imports are inside functions, where Ctrl-C is caught.
-from distill.choices import OBJECTIVES, TASKS, columns, listing, objectives
+from distill.choices import OBJECTIVES, TASKS, all_settings, columns, listing, objectives
 from distill.cli import Parser, called_as, interruptible
 from distill.command.options import (
     add_recipe_options,
@@ -46,7 +46,8 @@ def parser() -> Parser:
     add("--assistant", action="append", default=[], metavar="MODEL", help=between)
     names = "name of the objective; '?' lists all (default: %(default)s)"
     add("--objective", action=listing(objectives), default=OBJECTIVE, metavar="NAME", help=names)
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the objective; '?' lists all")
+    setting = "a setting of the objective, may be repeated; '?' lists those of all objectives"
+    add("--set", action=listing(all_settings), default=[], metavar="NAME=VALUE", help=setting)
     add("--out", type=Path, required=True, metavar="DIR", help="empty or new folder for the student and metrics.json")
     add("--resume", action="store_true", help="continue the interrupted run in --out")
     rows = result.add_argument_group("rows")

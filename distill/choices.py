@@ -63,6 +63,16 @@ def objectives() -> dict[str, str]:
     return described(OBJECTIVES, known)
 
 
+def all_settings() -> dict[str, str]:
+    """All objectives with their settings and the defaults of these."""
+    from distill.objectives import OBJECTIVES as known
+
+    defaults = {
+        name: ", ".join(f"{key}={value}" for key, value in spec.defaults.items()) for name, spec in known.items()
+    }
+    return {name: text or "no settings" for name, text in defaults.items()}
+
+
 def tasks() -> dict[str, str]:
     """All tasks with their lines, also those that extensions have added."""
     from distill.tasks.readers import READERS
@@ -82,7 +92,9 @@ def columns(lines: Mapping[str, str]) -> str:
 
 
 def listing(choices: Callable[[], Mapping[str, str]]) -> type[argparse.Action]:
-    """The action of an option whose value `?` prints the choices and ends the command, whatever else it lacks."""
+    """The action of an option whose value `?` prints the choices and ends the command, whatever else it lacks. If its
+    default is a list, it may be repeated.
+    """
 
     class Listing(argparse.Action):
         def __call__(
@@ -99,6 +111,10 @@ def listing(choices: Callable[[], Mapping[str, str]]) -> type[argparse.Action]:
                     parser.error(str(error))
                 print(columns(choices()))
                 parser.exit()
-            setattr(namespace, self.dest, values)
+            setattr(
+                namespace,
+                self.dest,
+                [*getattr(namespace, self.dest), values] if isinstance(self.default, list) else values,
+            )
 
     return Listing

@@ -2,8 +2,10 @@
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -48,7 +50,12 @@ class Parser(argparse.ArgumentParser):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")
-        return super().parse_args(*arguments, **named)
+        try:
+            return super().parse_args(*arguments, **named)
+        except BrokenPipeError:
+            self.exit()
+        finally:
+            reader_has_left()
 
     def error(self, message: str) -> NoReturn:
         self.exit(USER_ERROR, f"{self.prog}: {message} (see --help)\n")
@@ -126,13 +133,32 @@ def guard(prog: str, command: Callable[[], int]) -> int:
         remove_abandoned_scratch_folders()
         load_extensions()
         return command()
+    except BrokenPipeError:
+        if not reader_has_left():
+            raise
+        return DONE
     except Exception as error:  # libraries raise errors of their own when a disk is full
         if not isinstance(error, UserError) and not is_disk_full(error):
             raise
         print(f"{called_as(prog)}: {' '.join(str(error).split())}", file=sys.stderr)
         return USER_ERROR
     finally:
+        reader_has_left()
         _leave_process_group()
+
+
+def reader_has_left() -> bool:
+    """Whether what reads the output, such as `head`, has ended, which is no error; what is still written is lost."""
+    with suppress(OSError, AttributeError):  # the stream is closed or no file, or its disk is full
+        output = sys.stdout.fileno()
+        with suppress(BrokenPipeError):
+            sys.stdout.flush()
+        poll = select.poll()
+        poll.register(output, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+            return True
+    return False
 
 
 def _leave_process_group() -> None:

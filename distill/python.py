@@ -13,12 +13,12 @@ from distill.command.report import measurement_table, show_measurements, train_m
 from distill.defaults import BATCH_SIZE, LABEL, LEARNING_RATE, MAX_LENGTH, OBJECTIVE, STEPS, TEXT
 from distill.memory import ModelError, memory_folder, quiet_transformers, source_of, write_splits
 from distill.table import Table
-from distill.tasks.splits import CUT, THRESHOLD
+from distill.tasks.splits import CUT, THRESHOLD, class_weights_of
 from distill.training.layout import METRICS_FILE
 from distill.training.progress import ProgressCallback, ignore_progress, terminal
 from distill.training.sentences import MODULES, read_modules
 from distill.training.teacher import load_tokenizer, load_unchanged
-from foundation.errors import UserError
+from foundation.errors import UserError, shortened
 from foundation.files import read_json, save_pretrained
 
 
@@ -97,6 +97,7 @@ def distil(
     multi_label: bool = False,
     threshold: float = THRESHOLD,
     class_weights: str | Mapping[str, float] | None = None,
+    metric: str | None = None,
     objective: str = OBJECTIVE,
     settings: Mapping[str, Any] | None = None,
     finetune_teacher: int = 0,
@@ -122,6 +123,7 @@ def distil(
             each class.
         threshold: the probability from which a class is predicted with `multi_label`.
         class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
+        metric: the score, such as "f1_macro"; None: accuracy, Spearman's correlation, or "f1_micro" with lists.
         objective, settings: a name of `distill.objectives.OBJECTIVES`, and the settings that differ from its defaults.
         finetune_teacher: training steps of the teacher before, if its head is not trained.
         steps: training steps of the student, a batch each; `learning_rate` is the highest.
@@ -146,9 +148,10 @@ def distil(
         options.train, options.dev = write_splits(
             folder, train, dev, (*texts, label), by=texts, classes=None if regression else label
         )
+        chosen = _checked(settings, class_weights)
         options.set = [f"{name}={value}" for name, value in (settings or {}).items()]
         columns = {"text": text, "pair": pair, "label": label, "regression": regression, "multi_label": multi_label}
-        weights = {"threshold": threshold, "class_weights": class_weights}
+        weights = {"threshold": threshold, "class_weights": chosen, "metric": metric}
         recipe = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
         others = {"objective": objective, "finetune_teacher": finetune_teacher, "max_length": max_length}
         others["long_texts"] = long_texts
@@ -158,3 +161,13 @@ def distil(
         result = Distilled.load(out)
     # The options name what was in memory as files, which are gone.
     return replace(result, metrics={name: value for name, value in result.metrics.items() if name != "options"})
+
+
+def _checked(settings: Any, class_weights: Any) -> str | dict[str, float] | None:
+    """The class weights. Raises UserError unless they and the settings of the objective have their types."""
+    if not isinstance(settings, Mapping | None):
+        raise UserError(f"settings: must be a mapping of names to values, not {shortened(settings)}")
+    try:
+        return class_weights_of(class_weights)
+    except ValueError as error:
+        raise UserError(f"class_weights: {error}") from None

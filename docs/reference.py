@@ -28,7 +28,7 @@ def commands() -> str:
     for command, module in COMMANDS.items():
         parser: Callable[[], ArgumentParser] = import_module(module).parser
         text = parser().format_help().rstrip()
-        usage = re.sub(r"^usage: \S+", f"usage: {command}", text)
+        usage = re.sub(r"^usage: (python -m )?\S+", f"usage: {command}", text)
         parts.append(f"## {command}\n\n```text\n{usage}\n```\n")
     return "\n".join(parts)
 
@@ -139,4 +139,4 @@ def _toml(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"\bNone: ", "without it ", text).replace("|", "\\|")
+    return re.sub(r"[.;] None: ", "; without it ", text).replace("|", "\\|")

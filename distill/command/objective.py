@@ -17,7 +17,7 @@ def objective_settings(options: Any) -> dict[str, Any]:
     name = options.objective
     if name not in OBJECTIVES:
         known = ", ".join(OBJECTIVES)
-        raise UserError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)} (objectives: {known})")
+        raise UserError(f"unknown objective {name!r}{did_you_mean(str(name), OBJECTIVES)} (objectives: {known})")
     objective_spec = OBJECTIVES[name]
     if options.teacher is None and objective_spec.needs_teacher:
         without = ", ".join(other for other, spec in OBJECTIVES.items() if not spec.needs_teacher)

@@ -195,6 +195,8 @@ def check_minima(options: Any, **minima: int) -> None:
     """Raise UserError for whole numbers below these minima, or too large."""
     for name, minimum in minima.items():
         value, bound = getattr(options, name), 2**32 if name == "seed" else 2**31
+        if not isinstance(value, int):
+            raise UserError(f"{flag(name)}: must be a whole number, not {shortened(value)}")
         if value < minimum:
             raise UserError(f"{flag(name)}: must be at least {minimum}, not {value}")
         if value >= bound:
@@ -209,8 +211,8 @@ def check_recipe(options: Any, parser: Parser) -> None:
             raise UserError("--epochs cannot be combined with --steps: leave one of them out")
         if not 0 < options.epochs <= 10_000:
             raise UserError(f"--epochs: must be above 0 and at most 10,000, not {options.epochs}")
-    if not 0 < options.learning_rate < math.inf:
-        raise UserError(f"--learning-rate: must be above 0, not {options.learning_rate}")
+    if not isinstance(options.learning_rate, int | float) or not 0 < options.learning_rate < math.inf:
+        raise UserError(f"--learning-rate: must be a number above 0, not {shortened(options.learning_rate)}")
     if not 0 <= options.weight_decay < math.inf:
         raise UserError(f"--weight-decay: must be at least 0, not {options.weight_decay}")
     if not 0 <= options.warmup_ratio <= 1:

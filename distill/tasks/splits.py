@@ -1,6 +1,7 @@
 """The rows of data sets: sentences, tagged words, and questions about a text."""
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -11,6 +12,24 @@ LongTexts = Literal["cut", "head_tail", "windows"]
 CUT, HEAD_TAIL, WINDOWS = get_args(LongTexts)
 # The usual probability from which a class is predicted if rows have any number of classes.
 THRESHOLD = 0.5
+
+
+def class_weights_of(value: Any) -> str | dict[str, float] | None:
+    """What is given as weights of classes: None, "balanced", or weights by the names of classes.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value is None or (isinstance(value, str) and value == "balanced"):
+        return value
+    weights = value if isinstance(value, Mapping) else {}
+    if not weights or not all(map(_is_weight, weights.values())):
+        raise ValueError(f'{shortened(value)} is neither "balanced" nor a table of weights above 0 by names of classes')
+    return {str(name): float(weight) for name, weight in weights.items()}
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,15 @@ from nas.compress.command import OWN, PRESET
 from nas.compress.retrieval import pairs_of, retrieval_table
 from nas.compress.rows import texts_of, write_texts
 from nas.compress.run import CompressRun, compress
-from nas.config.load import load_config
+from nas.config.load import Given, load_config
+from nas.config.schema import StudyConfig
 from nas.export.hub import NOT_THERE, Publication
 from nas.export.run import publish
 from nas.report.drawing import svg
 from search_spaces.architecture import Architecture
+
+# The arguments of `compress_model` that are called otherwise in a configuration.
+ARGUMENTS = {"finetune.steps": "finetune_teacher", "pretrain.steps": "pretrain_steps"}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -91,6 +95,7 @@ def compress_model(
     multi_label: bool = False,
     threshold: float = THRESHOLD,
     class_weights: str | Mapping[str, float] | None = None,
+    metric: str | None = None,
     max_latency: str | None = None,
     max_params: int | None = None,
     max_size: str | None = None,
@@ -123,7 +128,7 @@ def compress_model(
         regression, multi_label: whether the labels are numbers, or lists of classes, predicted from the `threshold` on.
         reranking: whether the model is a reranker, of which the student learns the scores of `text`, a query, and
             `pair`, a passage. Rows need no labels; without `dev`, every tenth query is held out.
-        class_weights: weights of classes in the loss with labels: "balanced", or by their names, 1 for others.
+        class_weights, metric: see `distil`.
         max_latency: the limit on the latency, such as "12ms", or "0.3x" of the teacher's; without any limit "1/3x".
         max_params, max_size: the limits on the parameters, and on the file of the weights, such as "10MB".
         runtime, threads: in what the student will run, "torch", "onnx" or "onnx-int8", and on how many threads.
@@ -132,28 +137,40 @@ def compress_model(
         pretrain_steps, corpus: steps on text first, and its files, folders or hub data sets; None: the embedded text.
         finetune_teacher: steps to train the teacher first, if its head is not trained.
         max_length, long_texts: tokens of a row, and what is read of longer texts: "cut", "head_tail" or "windows".
-        on_progress: called with the current piece of work and the fraction of it that is done.
+        on_progress: called with the current work and the fraction of it that is done.
 
     Raises:
         UserError: the model, the rows and the limits do not fit together; a `ValueError` in most cases.
     """
     given = {"train": train, "unlabeled": unlabeled, "embeddings": embeddings}
     kinds = {"regression": regression, "reranking": reranking, "multi_label": multi_label}
-    columns = {"text": text, "pair": pair, "label": label, "threshold": threshold, "class_weights": class_weights}
-    of_train = {"dev": dev, "pair": pair, "class_weights": class_weights, "finetune_teacher": finetune_teacher}
-    _check(given, columns, **of_train, **kinds, retrieval=None if reranking else retrieval)
+    scored = {"pair": pair, "class_weights": class_weights, "metric": metric}
+    columns = {"text": text, "label": label, "threshold": threshold, **scored}
+    others = scored | {"dev": dev, "finetune_teacher": finetune_teacher}
+    _check(given, columns, **others, **kinds, retrieval=None if reranking else retrieval)
     settings = _budget(max_latency, max_params, max_size, runtime, threads) | {"max_length": max_length, "seed": seed}
     settings |= _training(steps, learning_rate, finetune_teacher, pretrain_steps, corpus) | {"long_texts": long_texts}
     with memory_folder("model", held_out=dev is None) as folder:
         source = source_of(model, tokenizer, folder / "model")
         rows = _write_rows(folder, given, dev, columns | kinds, (source, max_length, long_texts, device))
-        preset = f"{PRESET}-embeddings" if embeddings is not None else f"{PRESET}-reranking" if reranking else PRESET
-        config = load_config(preset, settings | {"teacher": source, "tasks": [OWN], "rows": {OWN: rows}})
-        pairs = None if retrieval is None else pairs_of(retrieval, ranked=reranking)
-        run = CompressRun(config=config, out=folder / "student", uniform=uniform, pairs=pairs, device=device)
-        if compress(run, on_progress, warnings.warn) is None:
-            raise UserError("only the first of several processes has a result")
-        return Compressed.load(run.out)
+        kind = "embeddings" if embeddings is not None else "reranking" if reranking else None
+        config = _config(kind, settings, {"teacher": source, "tasks": [OWN], "rows": {OWN: rows}})
+        made: dict[str, Any] = {"out": folder / "student", "uniform": uniform, "device": device}
+        made["pairs"] = None if retrieval is None else pairs_of(retrieval, ranked=reranking)
+        return _compressed(CompressRun(config=config, **made), on_progress)
+
+
+def _compressed(run: CompressRun, on_progress: ProgressCallback) -> Compressed:
+    if compress(run, on_progress, warnings.warn) is None:
+        raise UserError("only the first of several processes has a result")
+    return Compressed.load(run.out)
+
+
+def _config(of: str | None, settings: Mapping[str, Any], values: Mapping[str, Any]) -> StudyConfig:
+    """The configuration of the preset `of` embeddings or reranking; messages name the arguments of `settings`."""
+    named = {place: ARGUMENTS.get(place, place.rpartition(".")[2]) for place in settings}
+    given: dict[str, Any] = {place: Given(f"--{name}", settings[place]) for place, name in named.items()}
+    return load_config(PRESET if of is None else f"{PRESET}-{of}", given | dict(values))
 
 
 def _budget(

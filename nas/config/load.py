@@ -134,6 +134,8 @@ def _first_mistake(error: ValidationError, name: str, options: Mapping[str, str]
     message = _cut(first["msg"].removeprefix("Value error, "))
     if first["type"] == "extra_forbidden":
         message = f"unknown key{did_you_mean(_cut(str(path[-1])), _keys(path[:-1]))}"
+    elif message.startswith("Input should be"):
+        message = f"{_in_toml(message, first['type'])}, not {shortened(first['input'])}"
     others = len({_where(mistake, name, options) for mistake in error.errors()}) - 1
     return ": ".join([*_where(first, name, options), f"{message} (and {others} more)" if others else message])
 
@@ -143,6 +145,17 @@ def _where(mistake: Any, name: str, options: Mapping[str, str]) -> tuple[str, ..
     place = _cut(".".join(map(str, mistake["loc"])))
     given = [option for key, option in options.items() if f"{place}.".startswith(f"{key}.")]
     return tuple(given[:1]) or (name, *([place] if place else []))
+
+
+def _in_toml(message: str, kind: str) -> str:
+    """A message of pydantic in the words of TOML, without what it says of Python.
+
+    Args:
+        kind: pydantic's name of the mistake.
+    """
+    if kind == "model_type":
+        return "Input should be a table"
+    return (message.partition(", ")[0] if kind.endswith("_parsing") else message).replace("tuple", "list")
 
 
 def _cut(text: str, limit: int = 500) -> str:

@@ -1,24 +1,12 @@
 """The table `[rows.NAME]` of a configuration."""
 
-import math
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from distill.defaults import LABEL, TEXT
-from distill.tasks.splits import THRESHOLD
-from foundation.errors import shortened
+from distill.tasks.splits import THRESHOLD, class_weights_of
 from nas.config.values import Distinct, Table
-
-
-def _class_weights(value: Any) -> Any:
-    if value is None or value == "balanced":
-        return value
-    weights = value if isinstance(value, Mapping) else {}
-    if not weights or not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in weights.values()):
-        raise ValueError(f'{shortened(value)} is neither "balanced" nor a table of weights above 0 by names of classes')
-    return {str(name): weight for name, weight in weights.items()}
 
 
 class RowsTable(Table):
@@ -52,7 +40,7 @@ class RowsTable(Table):
     labels: Distinct[str] | None = None
     metric: str | None = None
     threshold: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = THRESHOLD
-    class_weights: Annotated[str | dict[str, float] | None, BeforeValidator(_class_weights)] = None
+    class_weights: Annotated[str | dict[str, float] | None, BeforeValidator(class_weights_of)] = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> "RowsTable":

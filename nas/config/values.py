@@ -121,8 +121,8 @@ def parse_latency(text: str) -> LatencyLimit:
     return LatencyLimit(value * _UNITS[unit], unit == "x")
 
 
-def _latency(value: str) -> str:
-    parse_latency(value)
+def _latency(value: Any) -> Any:
+    parse_latency(str(value))
     return value
 
 
@@ -157,7 +157,7 @@ Tasks = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_differen
 # What is optimized: the score, or the score and one cost.
 Goals = Annotated[tuple[Literal["score", "params", "macs", "latency"], ...], BeforeValidator(_goals)]
 Length = Annotated[int, Field(ge=8, le=512)]  # of a row, in tokens
-Latency = Annotated[str, AfterValidator(_latency)]
+Latency = Annotated[str, BeforeValidator(_latency)]
 Count = Annotated[int, BeforeValidator(count)]
 FileSize = Annotated[int, BeforeValidator(file_size)]
 Steps = Annotated[int, Field(ge=0, le=10_000_000)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from distill.choices import OBJECTIVES, TASKS, columns, listing, tasks
 from distill.cli import DEVICE_HELP, Parser, add_output_options, device, several_processes
+from foundation.errors import shortened
 from nas.config.load import Given, given_values
 from nas.config.schema import ConfigError
 from nas.search.choices import GOALS, SAMPLERS, described_presets, samplers
@@ -103,9 +104,9 @@ def _add_budget(result: Parser) -> None:
     add("--max-latency", metavar="12ms|0.25x", help=latency)
     size = "limit on the file of its weights, as --runtime stores them (KB, MB or GB: powers of ten)"
     add("--max-size", metavar="10MB", help=size)
-    runtime = "in what the student will run, for its latency and size (default: torch; ONNX runs on the processor)"
+    runtime = "in what the student will run, for its latency and size; ONNX is on the processor (default: the preset's)"
     add("--runtime", metavar="torch|onnx|onnx-int8", help=runtime)
-    add("--threads", type=int, metavar="N", help="threads for latencies (default: torch's)")
+    add("--threads", type=int, metavar="N", help="threads for latencies (default: the preset's, else torch's)")
     add("--batch", type=int, metavar="N", help="sentences in a batch for latencies (default: 1)")
     add("--tokens", type=int, metavar="N", help="tokens of a sentence for latencies (default: max_length)")
     keep = (
@@ -176,8 +177,8 @@ def check_arguments(
         )
     if stage not in STAGES:
         raise ConfigError(f"--stage: must be one of {', '.join(STAGES)}, not {stage!r}")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers: must be at least 1, not {workers}")
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise ConfigError(f"--workers: must be a whole number of at least 1, not {shortened(workers)}")
     if address is None:
         try:
             device(on_device)

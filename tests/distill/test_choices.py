@@ -32,6 +32,18 @@ def test_a_question_mark_lists_the_choices(
     assert all(line in distill_parser().format_help() for line in printed)
 
 
+def test_a_question_mark_lists_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--set", "alpha=1", "--set", "?"])
+    assert stopped.value.code in (0, None)
+    printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert printed.keys() == OBJECTIVES.keys()
+    assert printed["kd"].strip() == "alpha=0.5, temperature=2.0, balance=0.0"
+    words = ["--student", "a", "--out", "b", "--set", "alpha=1", "--set", "balance=2"]
+    assert distill_parser().parse_args(words).set == ["alpha=1", "balance=2"]
+    assert distill_parser().parse_args(words[:4]).set == []
+
+
 def test_extensions_are_listed_and_their_mistakes_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

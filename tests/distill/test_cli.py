@@ -72,3 +72,27 @@ def test_what_a_terminal_cannot_show_is_replaced() -> None:
     variables = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
     shown = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, check=True)
     assert shown.stdout == b"gr??e ? ?\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "guard('x', lambda: print('a' * 100_000) or DONE)",
+        "guard('x', lambda: print('a') or DONE)",
+        "parser.parse_args(['--help'])",
+        "parser.parse_args(['--name', '?'])",
+    ],
+)
+def test_a_reader_that_has_left_is_no_error(code: str) -> None:
+    """As `head`, once it has the lines that it wants."""
+    parser = "parser = Parser('x', description='a' * 100_000)"
+    option = "parser.add_argument('--name', action=listing(lambda: {'a' * 100_000: ''}))"
+    imports = "from distill.choices import listing; from distill.cli import DONE, Parser, guard"
+    lines = "; ".join([imports, parser, option, "input()", code])
+    variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", lines], env=variables, stdin=-1, stdout=-1, stderr=-1) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert (process.wait(), process.stderr.read()) == (DONE, b"")

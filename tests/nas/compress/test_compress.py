@@ -77,9 +77,9 @@ def test_a_model_in_memory(shared_study: TinyStudy, tmp_path: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(shared_study.teacher, **labels).train()
     tokenizer: Any = AutoTokenizer.from_pretrained(shared_study.teacher)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    settings = GIVEN | {"steps": 0, "pretrain_steps": 2, "corpus": str(text)}
+    settings = GIVEN | {"steps": 0, "pretrain_steps": 2, "corpus": str(text), "metric": "f1_macro"}
     result = compress_model(model, rows(), rows(40), tokenizer=tokenizer, max_params=12_000, **settings)
-    assert len(result.metrics["losses"]["student"]["pre-training"]) == 2
+    assert len(result.metrics["losses"]["student"]["pre-training"]) == 2 and result.metrics["metrics"][0] == "f1_macro"
     assert "fine-tuning" not in result.metrics["losses"]["student"]
     with pytest.raises(RowsError, match="corpus: is the text for pretrain_steps: give both"):
         compress_model(model, rows(), tokenizer=tokenizer, corpus=str(text))
@@ -112,6 +112,22 @@ def test_a_teacher_without_a_trained_head(shared_study: TinyStudy, tmp_path: Pat
 def test_models_that_cannot_be_compressed(model: Any, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         compress_model(model, rows(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_latency": 0.3}, "^max_latency: a latency is a time above 0 such as '12ms' .*, not '0.3'"),
+        ({"runtime": "tflite"}, "^runtime: Input should be 'torch', 'onnx' or 'onnx-int8', not 'tflite'"),
+        ({"finetune_teacher": -1}, "^finetune_teacher: Input should be greater than or equal to 0, not -1"),
+        ({"steps": -1}, "^steps: Input should be greater than or equal to 0, not -1"),
+        ({"metric": "f2"}, "unknown metric 'f2'"),
+    ],
+)
+def test_arguments_that_cannot_be(shared_study: TinyStudy, settings: dict[str, Any], said: str) -> None:
+    """Messages name the argument and not its place in the configuration."""
+    with pytest.raises(ConfigError, match=said):
+        compress_model(str(shared_study.teacher), rows(), **GIVEN, **settings)
 
 
 COLUMNS = ("message", "topic")

@@ -307,7 +307,11 @@ REFUSED: dict[str, list[object]] = {
             "genetic",
             "stage1.sampler: there is no sampler 'genetic' (samplers: lanas, lanas-published, ",
         ),
-        ("stage1.exploration", -0.1, "stage1.exploration: Input should be greater than or equal to 0"),
+        ("space.max_latency", 0.3, "space.max_latency: a latency is a time above 0 such as '12ms' or "),
+        ("stage1.exploration", -0.1, "stage1.exploration: Input should be greater than or equal to 0, not -0.1"),
+        ("stage1.trials", "many", "stage1.trials: Input should be a valid integer, not 'many'"),
+        ("tasks", "sst2", "tasks: Input should be a valid list, not 'sst2'"),
+        ("deployment", 3, "deployment: Input should be a table, not 3"),
     ],
 )
 def test_values_that_cannot_be(place: str, value: object, message: str) -> None:
