@@ -250,7 +250,10 @@ def load_model(
                 f"the model {source!r} has no trained head for this task, to predict masked words: choose a "
                 "pre-trained encoder that has kept it, such as bert-base-uncased"
             )
-        raise TeacherError(f"the model {source!r} has no trained head for this task: fine-tune it first")
+        raise TeacherError(
+            f"the model {source!r} has no trained head for this task: fine-tune it first, as "
+            "--finetune-teacher STEPS does where a command has it"
+        )
     stored, wanted = ([label.casefold() for label in some] for some in (stored_labels, labels))
     if stored and wanted and stored != wanted:
         raise TeacherError(

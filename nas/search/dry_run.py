@@ -148,7 +148,8 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
         sizes = len(space.sizes)
         others = len(space.head_sizes) * len(space.embedding_sizes)
         within, all_sizes = space.size_count(), sizes**base.depth * others
-        kept = f"; {rounded(within)} of these ({100 * within / all_sizes:.3g} %) are within the budget with base graphs"
+        share = f"{rounded(within)} of these ({100 * within / all_sizes:.3g} %)"
+        kept = f"; {share} are {within_what(config, space)} with base graphs"
         console.print(
             f"  sizes: {sizes} for a layer, {rounded(all_sizes)} for all{kept if config.keep is None else ''}"
         )
@@ -170,10 +171,20 @@ def show_space(console: Console, config: StudyConfig, space: Space, stage: str) 
     for limit in space.limits:
         if limit.maximum < NO_LIMIT:
             console.print(f"  at most {COSTS[limit.name](limit.maximum)}")
-    if config.space.max_latency is not None and not any(limit.name == "latency" for limit in space.limits):
+    if lacks_latencies(config, space):
         console.print(
             f"  latency: at most {config.space.max_latency}, measured in {config.deployment.runtime} before the search"
         )
+
+
+def lacks_latencies(config: StudyConfig, space: Space) -> bool:
+    """Whether the latency is limited, but not in this space, because it has not been measured."""
+    return config.space.max_latency is not None and not any(limit.name == "latency" for limit in space.limits)
+
+
+def within_what(config: StudyConfig, space: Space) -> str:
+    """What the bounds of a space say of an architecture."""
+    return "within the budget" + (" but for the latency" if lacks_latencies(config, space) else "")
 
 
 def show_baselines(
@@ -185,7 +196,7 @@ def show_baselines(
         return
     extra = [limit for limit in space.limits if limit.name != "macs"]
     columns = [Column("baseline", is_text=True), Column("parameters", count), Column("MACs", count)]
-    columns += [*(Column(limit.name, COSTS[limit.name]) for limit in extra), Column("within the budget")]
+    columns += [*(Column(limit.name, COSTS[limit.name]) for limit in extra), Column(within_what(config, space))]
     rows = [
         (
             origin,

@@ -25,7 +25,10 @@ def check_columns(place: str | Path, wanted: Iterable[str], names: Iterable[str]
             more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
             problem = f"{columns.count(name)} columns {name!r}" if name in columns else f"no column {name!r}"
             suggestion = "" if name in columns else did_you_mean(name, columns)
-            raise TaskError(f"{place}: {problem}{suggestion}; its columns are {known}{more}")
+            separated = ""
+            if len(columns) == 1 and re.search("[;,|\t]", columns[0]):
+                separated = " (a single one: in a .csv commas separate columns, in a .tsv tabs)"
+            raise TaskError(f"{place}: {problem}{suggestion}; its columns are {known}{more}{separated}")
 
 
 def finite(text: str) -> float | None:

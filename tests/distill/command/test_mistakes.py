@@ -88,7 +88,7 @@ NO_TEACHER = {"teacher": None, "student": "FIXTURES/small"}
         ("", {"seed": 2**32}, "--seed: must be below 4,294,967,296"),
         ("", {"max_length": 10**30}, "--max-length: must be below 2,147,483,648"),
         ("--epochs 2", {"steps": 2}, "--epochs cannot be combined with --steps: leave one of them out"),
-        ("", {"learning_rate": "nan"}, "--learning-rate: must be above 0, not nan"),
+        ("", {"learning_rate": "nan"}, "--learning-rate: must be a number above 0, not nan"),
         ("", {"weight_decay": -1}, "--weight-decay: must be at least 0"),
         ("", {"warmup": 2}, "--warmup-ratio: must be a fraction of the steps"),
         ("", {"learning_rate": "1e30", "steps": 20, "warmup": 0}, "the loss is nan at step .*; a lower"),

@@ -56,6 +56,10 @@ def test_with_an_empty_cache(
     printed = capsys.readouterr().out
     assert f"{GLOBAL}, {', '.join(ALLOCATED)}: after the supernet has been made" in printed
     assert "is there" not in printed and "teacher: fine-tuning" in printed
+    assert "within the budget but for the latency" not in printed
+    assert dry_run(tiny_study, tmp_path / "out", "--preset", str(variant), "--max-latency", "0.5x") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "are within the budget but for the latency with base graphs" in printed
 
 
 def test_a_supernet_that_is_cut_from_another_one(

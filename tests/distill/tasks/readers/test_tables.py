@@ -76,6 +76,7 @@ OF_JSON = [
     [
         *((text, None, message) for text, message in OF_JSON),
         ("s\tl\na\t0\nb\t1\n", ("t", "l"), "no column 't'; its columns are s, l"),
+        ("s;l\na;0\nb;1\n", ("s", "l"), "its columns are s;l (a single one: in a .csv commas separate columns, in a"),
         ("s\tl\na\t0\nb\t1\n", ("s", "m"), "no column 'm'"),
         ("s\tl\n", ("s", "l"), "no rows"),
         ("", ("s", "l"), "rows.tsv: "),
