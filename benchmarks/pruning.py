@@ -7,8 +7,9 @@ training split as published, K-prune with both published weights of its second t
 preset's calibration rows: the MILP allocation, which may give a layer any number of heads and, besides the preset's
 expansions, any multiple of 1/64 of the channels, and the baselines of a search. All are scored on the whole dev split,
 untrained and after --steps steps of the candidates' training on the same batches. Differences are to the best of the
-published methods for each supernet, on the same rows; their standard errors cover the rows and, with several, the
-supernets. What the file of raw numbers has already is not measured again.
+published methods for each supernet, and after the last number of steps to the teacher in PyTorch, on the same rows;
+their standard errors cover the rows and, with several, the supernets. What the file of raw numbers has already is not
+measured again.
 
 With --latency, a budget is an n-th of the teacher's latency in the preset's `deployment`, by the table of latencies,
 and models are scored in that runtime. The published methods, which take a budget of MACs, are then run a few times
@@ -126,6 +127,11 @@ class Pruned:
             "scores": scores,
             "rows": contributions,
         }
+
+    def of_teacher(self) -> Any:
+        """What the dev rows contribute to the score of the teacher in PyTorch."""
+        dev = dev_set(self.evaluator)
+        return encode(dev.contributions(self.evaluator.teacher(), self.evaluator.accelerator)[dev.task.metrics[0]])
 
     def published(self, method: str, limit: Limit) -> tuple[PreTrainedModel, Architecture]:
         """The fine-tuned teacher, pruned by a published method."""
@@ -259,13 +265,20 @@ def run(options: Namespace, report: Report) -> None:
         name = f"1/{budget}, {method}, supernet {supernet}"
         row: Row = kept(name, lambda: pruned(supernet).row(method, budget))  # noqa: B023
         rows.setdefault((budget, method), []).append(row)
-    show(rows, config, options, report)
+    teachers = [kept(f"teacher, supernet {one}", lambda: pruned(one).of_teacher()) for one in options.supernets]  # noqa: B023
+    show(rows, teachers, config, options, report)
 
 
 def show(
-    rows: Mapping[tuple[Fraction, str], list[Row]], config: StudyConfig, options: Namespace, report: Report
+    rows: Mapping[tuple[Fraction, str], list[Row]],
+    teachers: Sequence[Any],
+    config: StudyConfig,
+    options: Namespace,
+    report: Report,
 ) -> None:
-    """Print the mean scores over supernets, and the differences to the best of K-prune and Kwon of each supernet."""
+    """Print the mean scores over supernets, and the differences to the best of K-prune and Kwon of each supernet, and
+    to its teacher.
+    """
     lines = []
     for (budget, method), of_supernets in rows.items():
         published = [rows[budget, other] for other in PUBLISHED if (budget, other) in rows]
@@ -275,16 +288,20 @@ def show(
             text = f"{mean(row['scores'][place] for row in of_supernets):.4f}"
             if method not in PUBLISHED and rivals:
                 best = [max(rival, key=lambda row: row["scores"][place]) for rival in rivals]
-                pairs = [
-                    (decode(own["rows"][place]), decode(other["rows"][place]))
-                    for own, other in zip(of_supernets, best, strict=True)
-                ]
-                lead = paired_difference(metric_of_rows(config, pairs[0][0]), pairs)
-                text += f" ({lead.value:+.4f} ± {lead.standard_error:.4f})"
+                own = [row["rows"][place] for row in of_supernets]
+                text += f" ({lead_over(config, own, [other['rows'][place] for other in best])})"
             cells.append(text)
+        cells.append(lead_over(config, [row["rows"][-1] for row in of_supernets], teachers))
         kind = "latency" if options.latency else "macs"
         used = mean(row[kind] / row["limit"] for row in of_supernets)
         cells += [f"{used:.1%}", f"{mean(row['seconds'] for row in of_supernets):.1f}"]
         lines.append([f"1/{budget}", method, *cells])
     steps = (f"{steps} steps" for steps in options.steps)
-    report.table(["budget", "method", *steps, "of the budget", "seconds"], lines)
+    report.table(["budget", "method", *steps, "to the teacher", "of the budget", "seconds"], lines)
+
+
+def lead_over(config: StudyConfig, own: Sequence[Any], others: Sequence[Any]) -> str:
+    """The paired difference of encoded rows to others, with its standard error."""
+    pairs = [(decode(one), decode(other)) for one, other in zip(own, others, strict=True)]
+    lead = paired_difference(metric_of_rows(config, pairs[0][0]), pairs)
+    return f"{lead.value:+.4f} ± {lead.standard_error:.4f}"

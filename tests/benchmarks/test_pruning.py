@@ -31,6 +31,7 @@ from benchmarks.published_pruning import (
     units_of,
 )
 from distill.encoders.student.anatomy import CHANNELS, HEADS
+from nas.study.contributions import decode
 from search_spaces import Architecture
 from search_spaces.base import Base
 from search_spaces.layer import Layer
@@ -63,9 +64,11 @@ def test_every_method_is_measured(
     budget = "2" if heads else "3/2"
     assert main([*command, budget]) == 0
     rows = json.loads(raw.read_text())["results"]["measured"]
+    of_teacher = decode(rows.pop("teacher, supernet 0"))
     assert len(rows) == (7 if heads else 6)
     for name, row in rows.items():
         assert name == f"1/{budget}, {row['method']}, supernet 0" and len(row["scores"]) == 2
+        assert decode(row["rows"][0]).shape == of_teacher.shape
         architecture = Architecture.from_json(row["architecture"])
         numbers = {layer.attention.heads for layer in architecture.layers}
         limit = macs(Architecture.uniform(architecture.base), 24) / Fraction(budget)
@@ -88,7 +91,7 @@ def test_budgets_of_latency(tiny_study: TinyStudy, tmp_path: Path, capsys: pytes
     command = ["pruning", "--preset", str(preset), "--rows", "64", "--supernets", "0", "--json", str(raw), "--latency"]
     assert main([*command, "--steps", "0", "--budgets", "1/2", "--only", *methods]) == 0  # at least everything fits
     rows = json.loads(raw.read_text())["results"]["measured"]
-    assert [row["method"] for row in rows.values()] == methods
+    assert rows.pop("teacher, supernet 0") and [row["method"] for row in rows.values()] == methods
     assert all(0 < row["latency"] <= row["limit"] for row in rows.values())
     assert " ± " in capsys.readouterr().out
     assert main([*command, "--steps", "0", "--budgets", "1000", "--only", methods[0]]) == 2
