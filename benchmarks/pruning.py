@@ -13,7 +13,8 @@ measured again.
 
 With --latency, a budget is an n-th of the teacher's latency in the preset's `deployment`, by the table of latencies,
 and models are scored in that runtime. The published methods, which take a budget of MACs, are then run a few times
-with a tenth of their rows for the largest one whose result fits, and the MILP allocation has the sizes of the preset.
+with a tenth of their rows, for the largest one whose result fits, and at last with all; the MILP allocation has the
+sizes of the preset.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -28,6 +29,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.alternatives import with_error
 from benchmarks.candidates import dev_set, in_int8, phases_of
 from benchmarks.common import BenchmarkError, Kept, Report, timed
 from benchmarks.published_pruning import BATCH, ROWS, TOKENS, WEIGHTS, Teacher, k_prune, kwon, macs, units_of
@@ -303,5 +305,4 @@ def show(
 def lead_over(config: StudyConfig, own: Sequence[Any], others: Sequence[Any]) -> str:
     """The paired difference of encoded rows to others, with its standard error."""
     pairs = [(decode(one), decode(other)) for one, other in zip(own, others, strict=True)]
-    lead = paired_difference(metric_of_rows(config, pairs[0][0]), pairs)
-    return f"{lead.value:+.4f} ± {lead.standard_error:.4f}"
+    return with_error(paired_difference(metric_of_rows(config, pairs[0][0]), pairs))
