@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from rich.table import Table
 from distill.training.progress import terminal
 from foundation.errors import UserError
 from foundation.files import write_text
+from nas.latency.settings import device_name
 
 Side = TypeVar("Side")
 Value = TypeVar("Value")
@@ -289,10 +289,8 @@ def machine(load_before: float) -> dict[str, Any]:
     A load average (runnable threads in the last minute) that is above the number of threads that a benchmark uses says
     that it shared the machine with other work.
     """
-    described = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.*)$", described.read_text(), re.MULTILINE) if described.exists() else []
     return {
-        "processor": (names or [platform.processor() or platform.machine()])[0],
+        "processor": device_name("cpu"),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

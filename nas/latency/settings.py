@@ -1,10 +1,10 @@
 """What a latency table is measured for, and the file in which it is kept."""
 
 import platform
-import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,10 +111,24 @@ def _evenly(sizes: Set[int]) -> list[int]:
     return [int(size) for size in ordered[chosen]]
 
 
+# Instructions that decide how fast a processor multiplies, and in which order it sums, as PyTorch calls them.
+_INSTRUCTIONS = (
+    *("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("dot", "i8mm", "bf16", "sve"),
+)
+
+
 def device_name(device: str) -> str:
+    """The name of a GPU, or of the processor as `processor_name` has it."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    described = Path("/proc/cpuinfo")
-    text = described.read_text(encoding="utf-8") if described.exists() else ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return model[1] if model else platform.processor() or platform.machine()
+    return processor_name(torch.cpu.get_capabilities())
+
+
+def processor_name(capabilities: Mapping[str, Any]) -> str:
+    """The name of a processor with those of its instructions that matter here, from what `torch.cpu` says of it.
+
+    The name alone is not enough: in virtual machines many kinds of processors have one, such as "AMD EPYC".
+    """
+    name = capabilities.get("cpu_name") or platform.machine()
+    return ", ".join([name, *(instruction for instruction in _INSTRUCTIONS if capabilities.get(instruction))])

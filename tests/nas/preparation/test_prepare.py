@@ -59,12 +59,14 @@ def test_what_changes_what(tiny_study: TinyStudy, workspace: Workspace) -> None:
 
 def test_the_precision_changes_what_is_trained(tiny_study: TinyStudy, workspace: Workspace) -> None:
     reset_accelerate()
-    full = changed(tiny_study, mixed_precision="no")
-    assert TrainedEvaluator(full, "cpu").accelerator.mixed_precision == "no"
-    assert full.folders.data == workspace.folders.data
-    assert full.folders.teacher != workspace.folders.teacher
-    assert full.supernet != workspace.supernet
-    assert full.outputs != workspace.outputs
+    automatic = TrainedEvaluator(workspace, "cpu").accelerator.mixed_precision
+    reset_accelerate()
+    other = changed(tiny_study, mixed_precision="bf16" if automatic == "no" else "no")
+    assert TrainedEvaluator(other, "cpu").accelerator.mixed_precision != automatic
+    assert other.folders.data == workspace.folders.data
+    assert other.folders.teacher != workspace.folders.teacher
+    assert other.supernet != workspace.supernet
+    assert other.outputs != workspace.outputs
 
 
 def test_the_base_is_the_teacher_s(workspace: Workspace) -> None:
