@@ -38,7 +38,7 @@ def texts_of(data: Any, argument: str, column: str) -> list[str]:
         argument: what messages call the data.
 
     Raises:
-        RowsError: there are no texts, or too few.
+        RowsError: there are no texts, or too few, or one is neither a text nor a row.
     """
     if isinstance(data, str | Path):
         return read_lines(Path(data))
@@ -47,7 +47,11 @@ def texts_of(data: Any, argument: str, column: str) -> list[str]:
     # A column of a `Dataset` has features, too, but not by name.
     if isinstance(data, Iterable) and not isinstance(data, Mapping | pandas.DataFrame):
         data = data if isinstance(getattr(data, "features", None), Mapping) else [*data]
-        if isinstance(data, list) and all(isinstance(text, str) for text in data):
+        if isinstance(data, list) and not (data and isinstance(data[0], Mapping)):
+            for number, text in enumerate(data, 1):
+                if not isinstance(text, str):
+                    kind = type(text).__name__
+                    raise RowsError(f"{argument}: row {number} must be a text, not {kind}; or all must be dictionaries")
             return different([text.strip() for text in data], argument, "texts")
     return different(text_column(rows_of(data, argument, ()), argument, column), argument, "texts")
 

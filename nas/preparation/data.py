@@ -80,7 +80,8 @@ def check_tasks(config: StudyConfig) -> None:
             reader_of(task)
         except TaskError as error:
             if task not in config.rows:
-                raise ConfigError(f"{error}, or tables [rows.NAME] in the configuration") from None
+                own = "your own rows ([rows.NAME] in a configuration, or --train of nas.compress)"
+                raise ConfigError(f"{error}, or {own}") from None
             # The one-shot supernet has modules that are named after the tasks.
             if not task.isidentifier() or hasattr(nn.ModuleDict(), task):
                 raise ConfigError(f"rows.{task}: this name cannot be used; choose one such as my_rows") from None

@@ -134,6 +134,10 @@ def test_texts_in_memory(tmp_path: Path) -> None:
         rows_of(table["text"], "train", ("text",))
     with pytest.raises(RowsError, match=r"unlabeled: has half of a character in 'a \\ud83d'"):
         texts_of([*TEXTS, "a \ud83d"], "unlabeled", "text")
+    with pytest.raises(RowsError, match="embeddings: row 2 must be a text, not int; or all must be dictionaries"):
+        texts_of(["a", 2], "embeddings", "text")
+    with pytest.raises(RowsError, match="embeddings: row 2 must be a dictionary, not str"):
+        texts_of([rows[0], "a"], "embeddings", "text")
     with pytest.raises(RowsError, match="embeddings: row 1 has no text in the column 'sentence'; it has 'text'"):
         texts_of(rows, "embeddings", "sentence")
     with pytest.raises(RowsError, match="unlabeled: 1 different texts are too few; at least 10 are needed"):

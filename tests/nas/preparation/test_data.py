@@ -386,7 +386,7 @@ TRAINED_STAGES = {f"stage{stage}.evaluation": "trained" for stage in "123"}
             {"tasks": ["conll"], "space.head_experts": [1, 2], **TRAINED_STAGES},
             "space.head_experts: heads for conll predict from single tokens; only those that predict from whole",
         ),
-        ({"tasks": ["mein"]}, r"unknown task 'mein'.*, or tables \[rows.NAME\] in the configuration"),
+        ({"tasks": ["mein"]}, r"unknown task 'mein'.*, or your own rows \(\[rows.NAME\] in a configuration"),
         ({"rename": "library"}, "rows.library: another task has this name"),
         ({"rename": "train"}, "rows.train: this name cannot be used; choose one such as my_rows"),
         ({"rename": "my rows"}, "rows.my rows: this name cannot be used"),
