@@ -173,7 +173,9 @@ def test_two_processes(command: Callable[..., list[str]], tmp_path: Path) -> Non
     assert (one["processes"], two["processes"]) == (1, 2)
     start = weights(tmp_path / "teacher")
     for name, weight in alone.items():
-        torch.testing.assert_close(shared[name], weight, rtol=1e-3, atol=1e-4)
+        # Softmax ignores what a bias of keys adds, so its gradients are nothing but rounding, which Adam scales up.
+        if not name.endswith("key.bias"):
+            torch.testing.assert_close(shared[name], weight, rtol=1e-3, atol=1e-4)
     name = "bert.encoder.layer.1.output.dense.weight"
     assert not torch.allclose(alone[name], start[name], rtol=1e-3, atol=1e-3)
 
