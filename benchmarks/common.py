@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ class Report:
     def __init__(self, name: str, arguments: Sequence[str], options: Mapping[str, Any], path: Path) -> None:
         self.name, self.path = name, path
         self.options = json.loads(json.dumps(dict(options), default=str))
-        self.command = " ".join(["python -m benchmarks", name, *arguments])
+        self.command = shlex.join(["python", "-m", "benchmarks", name, *arguments])
         self.console = terminal()
         # Progress goes to stderr, so that it is not in the output that one pastes or pipes.
         self.status = terminal(stderr=True)

@@ -95,14 +95,14 @@ def test_a_server_answers_and_its_death_is_noticed() -> None:
 
 def test_a_file_says_what_it_was_made_with(tmp_path: Path) -> None:
     path = tmp_path / "raw" / "name.json"
-    options = {"steps": [1, 2], "study": Path("results") / "demo", "only": None}
-    report = Report("name", ["--steps", "1", "2"], options, path)
+    options = {"steps": [1, 2], "study": Path("results") / "demo", "only": ["layers: 3"]}
+    report = Report("name", ["--steps", "1", "2", "--only", "layers: 3"], options, path)
     assert not report.saved
     report.save({"seconds": [0.1, 0.2]}, seeds=range(3))
     assert report.saved
     content = read_results(path, "name")
-    assert content["command"] == "python -m benchmarks name --steps 1 2"
-    assert content["options"] == {"steps": [1, 2], "study": "results/demo", "only": None}
+    assert content["command"] == "python -m benchmarks name --steps 1 2 --only 'layers: 3'"
+    assert content["options"] == {"steps": [1, 2], "study": "results/demo", "only": ["layers: 3"]}
     assert content["seeds"] == [0, 1, 2]
     assert content["results"] == {"seconds": [0.1, 0.2]}
     assert content["machine"]["cores"] == os.cpu_count()
