@@ -18,6 +18,7 @@ CATALOGUE = {
     "samplers": ("evaluations that each sampler needs on a tabulated space", "10 minutes"),
     "leads": ("winners of searches against baselines, over seeds and budgets", "4 hours"),
     "alternatives": ("a task's students against what else a user could take, in three forms", "4 hours"),
+    "figure": ("draws what `alternatives` measured, a column for each task", "seconds"),
     "sentence_encoders": ("a sentence encoder and what it retrieves, against fewer layers", "2 hours"),
     "static_vectors": ("a sentence encoder against static vectors of model2vec, and students", "2 minutes"),
     "reranking_rows": ("makes pairs of questions and sentences of SQuAD, to train and measure rerankers", "1 minute"),

@@ -20,7 +20,6 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, partial
 from itertools import permutations, product
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -50,8 +49,6 @@ from supernet.build import build
 
 FORMS, BATCHES = (TORCH, *RUNTIMES), (1, 32)
 TEACHER, FROM_SCRATCH = "teacher", "from scratch"
-# The part of the teacher's score below which an alternative is not drawn.
-SHOWN = 0.8
 # Latencies are about equal up to this ratio.
 ABOUT_EQUAL = 1.25
 
@@ -150,7 +147,6 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help='only alternatives whose names start so, as "MILP" or "layers: 2"'
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw scores against latencies (.png or .svg)")
 
 
 def run(options: Namespace, report: Report) -> None:
@@ -186,8 +182,6 @@ def run(options: Namespace, report: Report) -> None:
     form = config["deployment"]["runtime"]
     leads = leads_at_equal_latency(metric, form, found, {name: of[f"{form}, 1"] for name, of in latencies.items()})
     report.table(("alternative", "over", "lead", "speed"), leads, f"leads at about equal latency, {form}")
-    if options.plot:
-        draw(options.plot, found, latencies)
 
 
 def chosen(architectures: Mapping[str, Architecture], only: Sequence[str] | None) -> dict[str, Architecture]:
@@ -227,32 +221,3 @@ def leads_at_equal_latency(
             if lead.value >= 0:
                 rows.append((name, other, with_error(lead), f"{speed:.2f}×"))
     return sorted(rows)
-
-
-def draw(path: Path, found: Mapping[str, Measured], latencies: Mapping[str, Mapping[str, float]]) -> None:
-    """Draw scores against the latency of one sentence, in PyTorch and in int8; a line is a kind of alternative.
-    What has less than SHOWN of the teacher's score is left out.
-    """
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    kinds: dict[str, list[str]] = {}
-    for name in found:
-        kind = FEWER_LAYERS if name.startswith("layers: ") else name.split(", ")[0]
-        kinds.setdefault(kind, []).append(name)
-    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained", sharey=True)
-    for axes, form in zip(panels, (TORCH, INT8), strict=True):
-        for kind, names in kinds.items():
-            points = (
-                (latencies[name][f"{form}, 1"], mean(one[form]["value"] for one in found[name])) for name in names
-            )
-            shown = sorted(point for point in points if point[1] >= SHOWN * found[TEACHER][0][TORCH]["value"])
-            if shown:
-                axes.plot(*zip(*shown, strict=True), marker="o", label=kind)
-        axes.set(xlabel=f"milliseconds of one sentence, {form}", ylabel="score")
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-    panels[0].legend()
-    figure.savefig(path, dpi=120)

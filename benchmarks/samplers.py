@@ -19,6 +19,7 @@ from scipy.stats import kendalltau
 from benchmarks.common import BenchmarkError, Report, summarise
 from benchmarks.tabulated import LAYERS, SPACES, TRAINED, Table, load
 from nas.planning.allocation import allocate
+from nas.report import figures
 from nas.samplers import SAMPLERS
 from nas.study import ledger
 
@@ -64,12 +65,8 @@ def draw(path: Path, curves: Mapping[str, np.ndarray], good: float) -> None:
     Args:
         curves: (searches, evaluations), by sampler.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    drawn = figures.figure(7, 4.5)
+    axes = drawn.subplots()
     evaluations = np.arange(1, MIN_EVALUATIONS + 1)
     for name, best in curves.items():
         mean, error = best.mean(axis=0), best.std(axis=0, ddof=1) / len(best) ** 0.5
@@ -78,7 +75,7 @@ def draw(path: Path, curves: Mapping[str, np.ndarray], good: float) -> None:
     axes.axhline(good, color="black", linewidth=0.8, linestyle="dotted", label="best 1 %")
     axes.set(xlabel="evaluations", ylabel=f"best score so far, mean of {len(best)} searches")
     axes.legend()
-    figure.savefig(path, dpi=120)
+    figures.write(drawn, path)
 
 
 def describe(report: Report, table: Table) -> None:
@@ -138,4 +135,5 @@ def run(options: Namespace, report: Report) -> None:
         report.save(results, seeds=seeds)
     report.table(("sampler", "mean", "standard error", "median", "90th percentile"), rows)
     if options.plot:
-        draw(options.plot, curves, table.good)
+        with figures.styled():
+            draw(options.plot, curves, table.good)

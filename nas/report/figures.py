@@ -9,10 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from foundation.errors import UserError
 from nas.planning.finalists import (
     ALLOCATED,
     BASE_MODEL,
@@ -94,6 +96,20 @@ def figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def write(drawn: "Figure", path: Path) -> None:
+    """Write a figure to the file that the option --plot names.
+
+    Raises:
+        UserError: the file has no ending, or one that matplotlib does not know, or cannot be written.
+    """
+    if not path.suffix:  # matplotlib would add one
+        raise UserError(f"--plot {path}: give the file an ending, .png or .svg")
+    try:
+        drawn.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--plot {path}: {error}") from None
 
 
 def legend_below(drawn: "Figure", axes: Any) -> None:

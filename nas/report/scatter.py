@@ -54,12 +54,6 @@ def draw(folders: list[Path], path: Path) -> None:
     Raises:
         UserError: as `points`; or the drawing cannot be written.
     """
-    if not path.suffix:  # matplotlib would add one
-        raise UserError(f"--plot {path}: give the file an ending, .png or .svg")
     found, metric, batch = points(folders)
     with figures.styled():
-        drawn = figures.scatter(found, f"latency of {plural(batch, 'sentence')}, ms", metric)
-        try:
-            drawn.savefig(path, dpi=150)
-        except (OSError, ValueError) as error:
-            raise UserError(f"--plot {path}: {error}") from None
+        figures.write(figures.scatter(found, f"latency of {plural(batch, 'sentence')}, ms", metric), path)
