@@ -57,11 +57,16 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, report: Report) -> None:
+    if options.floor >= 0:
+        raise BenchmarkError(f"--floor {options.floor}: give a number below 0, as -0.1")
     columns = {}
     for title, *files in options.task:
         if not files:
             raise BenchmarkError(f"--task {title!r}: name one or more files of raw numbers after the title")
         results = [read_results(Path(file), "alternatives")["results"] for file in files]
+        for file, of in zip(files, results, strict=True):
+            if TEACHER not in of["measured"]:
+                raise BenchmarkError(f"{file}: its run has not measured the teacher yet: start its command again")
         columns[title] = {form: list(points(results, form)) for form in TITLES}
     with figures.styled():
         figures.write(draw(columns, options.floor), options.plot)

@@ -1,5 +1,6 @@
 """The picture of the benchmark `alternatives`, from the raw numbers in results/."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,18 @@ def test_picture(tmp_path: Path) -> None:
         (["--task", "SNLI"], "--task 'SNLI': name one or more files"),
         (["--task", "SNLI", str(RAW / "samplers.json")], "not written by `python -m benchmarks alternatives`"),
         (["--task", "SNLI", "none.json"], "none.json"),
+        (["--task", "SNLI", str(SNLI), "--floor", "0.1"], "--floor 0.1: give a number below 0"),
     ],
 )
 def test_bad_input(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["figure", *arguments, "--plot", str(tmp_path / "a.png")]) == USER_ERROR
     assert message in capsys.readouterr().err
     assert not (tmp_path / "a.png").exists()
+
+
+def test_unfinished_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(COLA.read_text())
+    del content["results"]["measured"]["teacher"]
+    (file := tmp_path / "begun.json").write_text(json.dumps(content))
+    assert main(["figure", "--task", "CoLA", str(file), "--plot", str(tmp_path / "a.png")]) == USER_ERROR
+    assert "begun.json: its run has not measured the teacher yet" in capsys.readouterr().err
